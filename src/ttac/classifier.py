@@ -1,0 +1,160 @@
+"""Any `nn.Module` as a backbone and a linear head, fed with raw images in [0, 1]."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ttac.heads import HeadError, find_head, input_channels, output_logits
+from ttac.inputs import check_images
+
+
+class Classifier(nn.Module):
+    """A network as `features(x): [N, C, H, W] -> [N, D]` and `logits(z): [N, D] -> [N, K]`.
+
+    `mean` and `std` normalise pixels inside; without them timm's `pretrained_cfg` is asked, and a model that has none
+    is taken to want raw [0, 1] pixels. `head` is the dotted name of the final linear layer, found where it is not given.
+
+    >>> clf = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), head="3")
+    >>> clf.features(torch.rand(5, 3, 2, 2)).shape, clf(torch.rand(5, 3, 2, 2)).shape
+    (torch.Size([5, 8]), torch.Size([5, 3]))
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: str | None = None,
+        *,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+    ) -> None:
+        super().__init__()
+        if isinstance(model, Classifier):
+            raise TypeError("this is a ttac.Classifier already: use it as it is")
+        self.model = model
+        self.head_name = find_head(model, head)
+        config = getattr(model, "pretrained_cfg", None) or {}
+        mean = mean if mean is not None else config.get("mean")
+        std = std if std is not None else config.get("std")
+        self.channels = len(mean) if mean is not None and len(mean) > 1 else input_channels(model)
+        self._register_pixels("mean", mean, 0.0)
+        self._register_pixels("std", std, 1.0)
+        if bool((self.std <= 0).any()):
+            raise ValueError(f"std must be positive, not {self.std.flatten().tolist()}")
+        self._verified = False
+
+    def _register_pixels(self, name: str, values: Sequence[float] | None, default: float) -> None:
+        numbers = [default] if values is None else [float(value) for value in values]
+        if len(numbers) not in (1, self.channels):
+            raise ValueError(f"{name} has {len(numbers)} values, images have {self.channels} channels")
+        reference = next(self.model.parameters())
+        pixels = torch.tensor(numbers, device=reference.device).reshape(1, -1, 1, 1)
+        self.register_buffer(name, pixels, persistent=False)
+
+    @property
+    def head(self) -> nn.Linear:
+        """The final linear layer."""
+        head = self.model.get_submodule(self.head_name)
+        assert isinstance(head, nn.Linear)
+        return head
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of classes."""
+        return self.head.out_features
+
+    @property
+    def feature_dim(self) -> int:
+        """D, the width of the head's input."""
+        return self.head.in_features
+
+    def features(self, images: Tensor) -> Tensor:
+        """Compute the head's input of raw images in [0, 1]: `[N, C, H, W] -> [N, D]`."""
+        return self._run(images)[0]
+
+    def logits(self, features: Tensor) -> Tensor:
+        """Apply the head alone: `[N, D] -> [N, K]`."""
+        logits: Tensor = self.head(features)
+        return logits
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the logits of raw images in [0, 1]: `[N, C, H, W] -> [N, K]`."""
+        return self._run(images)[1]
+
+    def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute both in one pass: `[N, C, H, W] -> [N, D], [N, K]`."""
+        return self._run(images)
+
+    def _run(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        captured: list[Tensor] = []
+
+        def capture(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
+            captured.append(inputs[0])
+
+        dtype = self.head.weight.dtype
+        pixels = ((images - self.mean) / self.std).to(dtype)
+        # The hook lives for this call alone, so a copy of the model never carries a hook of the original.
+        handle = self.head.register_forward_pre_hook(capture)
+        try:
+            output = output_logits(self.model(pixels))
+        finally:
+            handle.remove()
+        if not self._verified:
+            self._verify(captured, output)
+        return captured[0], output
+
+    def _verify(self, captured: list[Tensor], output: Tensor) -> None:
+        """Make sure, once, that the head's output is the model's output."""
+        if len(captured) != 1:
+            raise HeadError(
+                f"the head {self.head_name!r} runs {len(captured)} times in a forward pass; it must run once"
+            )
+        if captured[0].ndim != 2:
+            raise HeadError(
+                f"the head {self.head_name!r} gets an input of shape {tuple(captured[0].shape)}; expected [N, D]. "
+                "A head that scores every token or position is not supported"
+            )
+        with torch.no_grad():
+            again = self.logits(captured[0])
+        tolerance = 1e-4 if output.dtype in (torch.float32, torch.float64) else 5e-2
+        if again.shape != output.shape or not torch.allclose(again, output, rtol=tolerance, atol=tolerance):
+            raise HeadError(
+                f"the output of {self.head_name!r} is not the model's output (something follows it, or another layer "
+                "is the head): name the final layer with head=..."
+            )
+        self._verified = True
+
+    def check(self, images: Tensor) -> Tensor:
+        """Return `images` on this classifier's device, or raise an error that says what is wrong with them."""
+        return check_images(images, self.channels).to(self.mean.device)
+
+    def backbone_parameters(self) -> dict[str, nn.Parameter]:
+        """All parameters but the head's, by name."""
+        prefix = f"model.{self.head_name}."
+        return {name: value for name, value in self.named_parameters() if not name.startswith(prefix)}
+
+    def fingerprint(self) -> str:
+        """Hash the weights, the head's name and the pixel normalisation, the same on every device.
+
+        >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
+        >>> Classifier(nn.Sequential(a)).fingerprint() == Classifier(nn.Sequential(b)).fingerprint()
+        False
+        """
+        digest = hashlib.sha256(self.head_name.encode())
+        tensors = {**self.model.state_dict(), "pixels.mean": self.mean, "pixels.std": self.std}
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        return digest.hexdigest()[:32]
+
+    def copy(self) -> Classifier:
+        """Make an independent copy, weights and all."""
+        return copy.deepcopy(self)

@@ -1,0 +1,185 @@
+"""Weak and strong views of a batch, each sample with its own draw, all from one explicit generator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LARGEST_MAGNITUDE = 30  # the last of RandAugment's 31 magnitude bins
+
+
+def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirror each image left to right with probability one half: `[N, C, H, W] -> [N, C, H, W]`.
+
+    >>> random_flip(torch.ones(2, 3, 4, 4), torch.Generator()).shape
+    torch.Size([2, 3, 4, 4])
+    """
+    chosen = (torch.rand(len(images), generator=generator) < 0.5).to(images.device)
+    return torch.where(chosen[:, None, None, None], images.flip(-1), images)
+
+
+def random_crop(images: Tensor, generator: torch.Generator, *, padding: int = 4) -> Tensor:
+    """Shift each image by up to `padding` pixels, the border filled by reflection.
+
+    >>> random_crop(torch.ones(2, 3, 8, 8), torch.Generator()).unique()
+    tensor([1.])
+    """
+    count, _, height, width = images.shape
+    shifts = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
+    padded = F.pad(images, [padding] * 4, mode="reflect")
+    rows = shifts[0, :, None] + torch.arange(height, device=images.device)  # [N, H]
+    columns = shifts[1, :, None] + torch.arange(width, device=images.device)  # [N, W]
+    sample = torch.arange(count, device=images.device)[:, None, None]
+    # Advanced indices around the channel slice move to the front: [N, H, W, C].
+    return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+
+
+def weak_view(images: Tensor, generator: torch.Generator, *, flip: bool, crop: bool) -> Tensor:
+    """Mirror if `flip`, shift by up to an eighth of the shorter side if `crop`: `[N, C, H, W] -> [N, C, H, W]`.
+
+    >>> weak_view(torch.ones(2, 3, 8, 8), torch.Generator(), flip=True, crop=True).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    view = random_flip(images, generator) if flip else images
+    return random_crop(view, generator, padding=min(images.shape[-2:]) // 8) if crop else view
+
+
+def strong_view(
+    images: Tensor, generator: torch.Generator, *, flip: bool, operations: int = 2, magnitude: int = 10
+) -> Tensor:
+    """Mirror if `flip`, shift and RandAugment: `[N, C, H, W] -> [N, C, H, W]`, both in [0, 1].
+
+    >>> strong_view(torch.ones(2, 3, 8, 8), torch.Generator(), flip=True).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    if not 0 <= magnitude <= LARGEST_MAGNITUDE:
+        raise ValueError(f"magnitude {magnitude} is not one of the bins 0 to {LARGEST_MAGNITUDE}")
+    wide = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
+    view = weak_view(wide, generator, flip=flip, crop=True)
+    drawn = torch.randint(len(OPERATIONS), (operations, len(images)), generator=generator)
+    # Operations without a direction have a sign drawn too: the draws of one image then never move those of another.
+    signs = 1 - 2 * torch.randint(2, (operations, len(images)), generator=generator)
+    for slot in range(operations):
+        view = apply_operations(view, drawn[slot], magnitude * signs[slot])
+    return view.to(images.dtype)
+
+
+def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tensor:
+    """Apply operation `drawn[n]` (its place in `OPERATIONS`) at signed `magnitudes[n]` to each of `[N, C, H, W]`.
+
+    >>> brightness = torch.tensor([OPERATIONS.index("Brightness")] * 2)
+    >>> apply_operations(torch.full((2, 1, 1, 1), 0.5), brightness, torch.tensor([10, -10])).flatten()
+    tensor([0.6500, 0.3500])
+    """
+    # With the strides that `random_crop` leaves, the operations take a third longer.
+    result = images.clamp(0, 1).contiguous()
+    for names, transform in _TRANSFORMS.items():
+        first = OPERATIONS.index(names[0])
+        # `drawn` is on the CPU, so that finding the rows of an operation never waits for a GPU.
+        rows = ((drawn >= first) & (drawn < first + len(names))).nonzero()[:, 0]
+        if len(rows):
+            kinds = (drawn[rows] - first).to(images.device)
+            selected = rows.to(images.device)
+            batch = result.index_select(0, selected)
+            result.index_copy_(0, selected, transform(batch, kinds, magnitudes[rows].to(images)))
+    return result.clamp_(0, 1)
+
+
+def _move(images: Tensor, kinds: Tensor, magnitudes: Tensor) -> Tensor:
+    """Shear, translate or rotate, by the place of the operation in `_GEOMETRIC`."""
+    height, width = images.shape[-2:]
+
+    def only(name: str, values: Tensor) -> Tensor:
+        return torch.where(kinds == _GEOMETRIC.index(name), values, 0)
+
+    # The ranges end at magnitude 30: shear 0.3, translation 150/331 of the side in whole pixels, rotation 30 degrees.
+    # The division comes last because the product is exact, and a quotient that is a whole number must stay one.
+    shear_x = only("ShearX", 0.01 * magnitudes)
+    shear_y = only("ShearY", 0.01 * magnitudes)
+    shift_x = only("TranslateX", (5 * width * magnitudes / 331).trunc())
+    shift_y = only("TranslateY", (5 * height * magnitudes / 331).trunc())
+    angle = only("Rotate", torch.deg2rad(magnitudes))
+    # Output to input coordinates in units of half a side, the origin at the centre; shears keep the top left corner.
+    aspect = height / width
+    to_x = [angle.cos(), (shear_x - angle.sin()) * aspect, shear_x * aspect - 2 * shift_x / width]
+    to_y = [(shear_y + angle.sin()) / aspect, angle.cos(), shear_y / aspect - 2 * shift_y / height]
+    matrices = torch.stack([torch.stack(to_x, 1), torch.stack(to_y, 1)], 1)  # [N, 2, 3]
+    # Autocast would compute the coordinates in bfloat16, off by a good part of a pixel.
+    with torch.autocast(images.device.type, enabled=False):
+        grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
+        # Outside is black as in torchvision, whose default is nearest neighbour: on small images bilinear is smoother.
+        return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _blend(images: Tensor, degenerate: Tensor, magnitudes: Tensor) -> Tensor:
+    """Move away from (positive) or towards (negative) the `degenerate` images, by 0.9 of the way at magnitude 30."""
+    return degenerate.lerp(images, 1 + 0.03 * magnitudes[:, None, None, None])
+
+
+def _grey(images: Tensor) -> Tensor:
+    """ITU-R 601-2 luma of RGB and the channel mean of anything else: `[N, C, H, W] -> [N, 1, H, W]`."""
+    if images.shape[1] != 3:
+        return images.mean(1, keepdim=True)
+    return 0.299 * images[:, 0:1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:3]
+
+
+def _smooth(images: Tensor) -> Tensor:
+    """Average over 3 x 3 with weight 5 in the middle; the border is kept, as in Pillow."""
+    smooth = images.clone()
+    smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(images, 3, 1) + 4 * images[:, :, 1:-1, 1:-1]) / 13
+    return smooth
+
+
+def _levels(images: Tensor) -> Tensor:
+    """Quantise [0, 1] to the nearest of the levels 0 ... 255."""
+    return (255 * images).round().long()
+
+
+def _posterize(levels: Tensor, magnitudes: Tensor) -> Tensor:
+    """Clear the lowest bits, 4 of the 8 at magnitude 30."""
+    cleared = (magnitudes.abs() / 7.5).round().long()[:, None, None, None]
+    return levels >> cleared << cleared
+
+
+def _solarize(levels: Tensor, magnitudes: Tensor) -> Tensor:
+    """Invert the levels from a threshold on, all of them at magnitude 30."""
+    threshold = 255 - 8.5 * magnitudes.abs()[:, None, None, None]
+    return torch.where(levels < threshold, levels, 255 - levels)
+
+
+def _autocontrast(levels: Tensor) -> Tensor:
+    """Stretch every channel of every image to 0 ... 255."""
+    low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)
+    # Exact floor: Pillow's float arithmetic sometimes falls just below a whole number and gives one level less.
+    stretched = 255 * (levels - low) // (high - low).clamp(min=1)
+    return torch.where(high > low, stretched, levels)
+
+
+def _equalize(levels: Tensor) -> Tensor:
+    """Equalise the histogram of every channel of every image by Pillow's integer rule."""
+    pixels = levels.flatten(2)  # [N, C, H * W]
+    histogram = pixels.new_zeros(*pixels.shape[:2], 256).scatter_add_(2, pixels, torch.ones_like(pixels))
+    brightest = histogram.gather(2, pixels.amax(2, keepdim=True))
+    step = (pixels.shape[2] - brightest) // 255
+    below = histogram.cumsum(2) - histogram
+    table = (below + step // 2) // step.clamp(min=1)  # may pass 255, which `apply_operations` clips as Pillow does
+    return torch.where(step > 0, table.gather(2, pixels), pixels).view(levels.shape)
+
+
+_GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
+# Operations that share a call, and that call on: their images, the place of each one's operation, signed magnitudes.
+_TRANSFORMS: dict[tuple[str, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
+    _GEOMETRIC: _move,
+    ("Brightness",): lambda images, _, by: _blend(images, torch.zeros_like(images), by),
+    ("Color",): lambda images, _, by: _blend(images, _grey(images), by),
+    ("Contrast",): lambda images, _, by: _blend(images, _grey(images).mean((1, 2, 3), keepdim=True), by),
+    ("Sharpness",): lambda images, _, by: _blend(images, _smooth(images), by),
+    ("Posterize",): lambda images, _, by: _posterize(_levels(images), by).to(images) / 255,
+    ("Solarize",): lambda images, _, by: _solarize(_levels(images), by).to(images) / 255,
+    ("AutoContrast",): lambda images, _, by: _autocontrast(_levels(images)).to(images) / 255,
+    ("Equalize",): lambda images, _, by: _equalize(_levels(images)).to(images) / 255,
+}
+OPERATIONS = ("Identity", *(name for names in _TRANSFORMS for name in names))  # in torchvision's order

@@ -1,0 +1,46 @@
+"""Files that are whole or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """Give a temporary path beside `path`, and move it there when the block ends well.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder, replacing(Path(folder) / "a.txt") as draft:
+    ...     _ = draft.write_text("whole")
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        yield draft
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def text_hash(lines: list[str]) -> str:
+    """Hash a list of lines: a short name for what was listed.
+
+    >>> text_hash(["a", "b"]) == text_hash(["ab"])
+    False
+    """
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]

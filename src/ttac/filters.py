@@ -1,0 +1,69 @@
+"""Which pseudo labels may move the target's clusters: pure functions of posteriors and of what is remembered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What is remembered of each sample between passes."""
+
+    average: Tensor  # q~ [N, K], the moving average of its posteriors
+    visits: Tensor  # [N] int64, passes so far; 0: the average means nothing yet
+    excluded: Tensor  # [N] int64, passes that it still has to stay out
+
+    @classmethod
+    def blank(cls, count: int, num_classes: int, device: torch.device | str = "cpu") -> Memory:
+        """Remember nothing of `count` samples."""
+        nothing = torch.zeros(count, dtype=torch.int64, device=device)
+        return cls(torch.zeros(count, num_classes, device=device), nothing, nothing.clone())
+
+    def rows(self, index: Tensor | slice) -> Memory:
+        """Take the samples at `index`."""
+        return Memory(self.average[index], self.visits[index], self.excluded[index])
+
+    def write(self, slots: Tensor, memory: Memory) -> None:
+        """Overwrite the samples at `slots`, in place."""
+        for name, tensor in vars(memory).items():
+            getattr(self, name)[slots] = tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Filtered:
+    """The outcome of both filters."""
+
+    labels: Tensor  # y [N], argmax of the current posterior
+    passed: Tensor  # [N] bool
+    memory: Memory  # with this pass in it
+
+    @property
+    def assignment(self) -> Tensor:
+        """The cluster that each sample moves, -1 where it moves none: `[N]`."""
+        return torch.where(self.passed, self.labels, -1)
+
+
+def filter_pseudo_labels(
+    posterior: Tensor, memory: Memory, *, xi: float, tau_tc: float, tau_pp: float, cooldown: int
+) -> Filtered:
+    """Apply temporal consistency (eq. 5) and the posterior threshold (eq. 6) to `posterior [N, K]`.
+
+    A newcomer has no earlier posterior to differ from and passes the first. A sample that the first rejects stays out
+    of the next `cooldown` passes as well (the authors' code; the paper does not say).
+
+    >>> sure = torch.tensor([[0.95, 0.05], [0.6, 0.4]])
+    >>> filter_pseudo_labels(sure, Memory.blank(2, 2), xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5).assignment
+    tensor([ 0, -1])
+    """
+    posterior = posterior.to(memory.average.dtype)
+    confidence, labels = posterior.max(1)
+    known = memory.visits > 0
+    change = confidence - memory.average.gather(1, labels[:, None]).squeeze(1)
+    consistent = ~known | (change > tau_tc)
+    average = torch.where(known[:, None], (1 - xi) * memory.average + xi * posterior, posterior)
+    passed = consistent & (memory.excluded == 0) & (average.amax(1) > tau_pp)
+    excluded = torch.where(consistent, (memory.excluded - 1).clamp_min(0), cooldown)
+    return Filtered(labels, passed, Memory(average, memory.visits + 1, excluded))

@@ -1,0 +1,42 @@
+"""Kullback-Leibler divergences between sets of Gaussians of one family."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from ttac.gaussian.families import Gaussians
+
+Direction = Literal["symmetric", "one-sided"]
+
+
+def kl_divergence(first: Gaussians, second: Gaussians) -> Tensor:
+    """Compute `KL(first || second)` of each pair: `[G]`.
+
+    The paper's closed form lacks the 1/2 before the trace and brackets `2 pi^d` wrongly; this is the textbook one.
+
+    >>> import torch
+    >>> from ttac.gaussian import Diagonal
+    >>> unit = Gaussians(torch.zeros(1, 2), Diagonal(torch.ones(1, 2)))
+    >>> kl_divergence(unit, Gaussians(torch.ones(1, 2), unit.covariance))
+    tensor([1.])
+    """
+    dim = first.mean.shape[1]
+    trace = second.covariance.trace_solve(first.covariance)
+    distance = second.covariance.mahalanobis(first.mean - second.mean)
+    return 0.5 * (trace + distance - dim + second.covariance.logdet() - first.covariance.logdet())
+
+
+def divergence(source: Gaussians, target: Gaussians, direction: Direction) -> Tensor:
+    """Compute `KL(source || target)`, as the paper writes, or the sum of both directions, as its code does: `[G]`.
+
+    In the sum the log-determinants cancel, so they are not computed.
+    """
+    if direction == "one-sided":
+        return kl_divergence(source, target)
+    difference = source.mean - target.mean
+    total = source.mean.new_tensor(-2.0 * source.mean.shape[1])
+    for here, there in ((source.covariance, target.covariance), (target.covariance, source.covariance)):
+        total = total + there.trace_solve(here) + there.mahalanobis(difference)
+    return 0.5 * total

@@ -1,0 +1,263 @@
+"""What every method is: options, capabilities, and an adapter that predicts and learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ttac.classifier import Classifier
+from ttac.sample_queue import SampleQueue
+from ttac.source.statistics import SourceStatistics
+
+Moment = Literal["before", "during", "after"]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a method is allowed in, needs and changes; the command line, checks and documents read it."""
+
+    name: str
+    title: str
+    protocols: tuple[str, ...]
+    needs: tuple[Literal["statistics"], ...]
+    changes: str
+    citation: str
+
+
+@dataclass(frozen=True)
+class Options:
+    """What can be set for every method."""
+
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        require(0 <= self.seed < 2**63, "seed must be a non-negative integer", self.seed)
+
+
+@dataclass(frozen=True)
+class WindowOptions(Options):
+    """What can be set for methods that learn from windows of the stream."""
+
+    moments: ClassVar[tuple[Moment, ...]] = ("before", "after")
+
+    window: int = 256  # N_B, samples between updates
+    predict: Moment = "after"  # the update that an arrival triggers
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        super().__post_init__()
+        require(self.window >= 1, "window must be at least 1", self.window)
+        require(self.predict in self.moments, f"predict must be {' or '.join(self.moments)}", self.predict)
+
+
+def require(condition: bool, rule: str, value: object) -> None:
+    """Raise a ValueError with the rule and the value unless the condition holds."""
+    if not condition:
+        raise ValueError(f"{rule}, not {value!r}")
+
+
+@dataclass
+class Step:
+    """What the last call did, for the engine's clock."""
+
+    predict_seconds: float = 0.0
+    update_seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+class Adapter(ABC):
+    """A classifier that predicts every arrival batch and may learn from it.
+
+    `adapter(images)` predicts and learns, `predict` never changes anything, `reset` goes back to the source model, and
+    `state_dict` holds all that a stream goes on from, bit for bit. The classifier given is copied, never changed.
+    """
+
+    capabilities: ClassVar[Capabilities]
+    options_type: ClassVar[type[Options]] = Options
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    def __init__(self, classifier: Classifier, stats: SourceStatistics | None, options: Options) -> None:
+        if stats is not None:
+            stats.check(classifier)
+        elif "statistics" in self.capabilities.needs:
+            raise ValueError(
+                f"{self.capabilities.title} needs source statistics: pass stats=SourceStatistics.collect(clf, loader) "
+                "(source-light) or stats=SourceStatistics.infer(clf) (source-free)"
+            )
+        self.source_fingerprint = classifier.fingerprint()
+        self.stats = stats
+        self.options = options
+        self.classifier = classifier.copy().eval()
+        self._source = {name: tensor.clone() for name, tensor in self.classifier.state_dict().items()}
+        self.last_step = Step()
+        self._learning = self._parameters_to_change()
+        self.classifier.requires_grad_(False)
+        for parameter in self._learning.values():
+            parameter.requires_grad_(True)
+        self.reset()
+
+    # What a method defines
+
+    def _parameters_to_change(self) -> dict[str, nn.Parameter]:
+        """Name the parameters that the method moves; all others stay without gradient."""
+        return {}
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Make all that a stream changes, apart from the classifier, as it is before the first sample."""
+
+    @abstractmethod
+    def _arrive(self, images: Tensor) -> Tensor:
+        """Predict and learn from images that have been checked: `[N, C, H, W] -> [N, K]`."""
+
+    def _check(self, images: Tensor) -> Tensor:
+        return self.classifier.check(images)
+
+    @abstractmethod
+    def _state(self) -> dict[str, Any]:
+        """Give what `_begin` made, as it is now."""
+
+    @abstractmethod
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take back what `_state` gave."""
+
+    # What a user calls
+
+    @property
+    def name(self) -> str:
+        """The method's registered name."""
+        return self.capabilities.name
+
+    @property
+    def changed_parameters(self) -> frozenset[str]:
+        """The names of the parameters that the method may move."""
+        return frozenset(self._learning)
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """Predict one arrival batch and learn from it: raw images `[N, C, H, W]` in [0, 1] to logits `[N, K]`."""
+        images = self._check(images)
+        self.last_step = Step()
+        logits = self._arrive(images)
+        self.samples_seen += len(images)
+        return logits
+
+    @torch.no_grad()
+    def predict(self, images: Tensor) -> Tensor:
+        """Predict with the model as it is and change nothing: `[N, C, H, W] -> [N, K]`."""
+        logits: Tensor = self.classifier(self.classifier.check(images))
+        return logits
+
+    def reset(self) -> None:
+        """Go back to the source model and forget the stream."""
+        self.classifier.load_state_dict(self._source)
+        self.samples_seen = 0
+        self._begin()
+
+    def counters(self) -> dict[str, int]:
+        """Count what has happened since the last reset."""
+        return {"samples": self.samples_seen}
+
+    def memory_bytes(self) -> int:
+        """Count the bytes of everything that the adapter keeps between calls."""
+        return _tensor_bytes(self.state_dict()) + _tensor_bytes(self._source)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give a copy of everything that the stream has made; plain tensors, numbers and text."""
+        return _cloned(
+            {
+                "method": self.name,
+                "options": dataclasses.asdict(self.options),
+                "fingerprint": self.source_fingerprint,
+                "samples_seen": self.samples_seen,
+                "classifier": dict(self.classifier.state_dict()),
+                "method_state": self._state(),
+            }
+        )
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict` of the same method, options and source model; else raise and change nothing."""
+        mine = {
+            "method": self.name,
+            "options": dataclasses.asdict(self.options),
+            "fingerprint": self.source_fingerprint,
+        }
+        for key, value in mine.items():
+            if state.get(key) != value:
+                raise ValueError(f"the state is of another {key}: it has {state.get(key)!r}, this adapter {value!r}")
+        before = self.state_dict()
+        try:
+            self._restore(_cloned(state))
+        except Exception as error:
+            self._restore(before)
+            raise ValueError(f"the state is damaged and was not loaded: {error!r}") from error
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.classifier.load_state_dict(state["classifier"])
+        self._begin()
+        self._load(state["method_state"])
+        self.samples_seen = int(state["samples_seen"])
+
+
+class WindowAdapter(Adapter):
+    """An adapter that updates whenever a window of samples has come, whatever the arrival batches are.
+
+    An arrival batch is walked in the pieces that windows cut it into, so the same stream gives the same updates in
+    batches of any size, and a large batch the same predictions as windows that arrive one by one.
+    """
+
+    options: WindowOptions
+    queue: SampleQueue
+
+    @abstractmethod
+    def _update(self) -> Tensor | None:
+        """Learn from the queue now that a window is full; logits of the window `[N_B, K]` if predicting "during"."""
+
+    def _check(self, images: Tensor) -> Tensor:
+        images = super()._check(images)
+        self.queue.check(images)
+        return images
+
+    def _arrive(self, images: Tensor) -> Tensor:
+        cuts = range(self.options.window - self.queue.fresh, len(images), self.options.window)
+        return torch.cat([self._arrive_within_window(piece) for piece in images.tensor_split(tuple(cuts))])
+
+    def _arrive_within_window(self, images: Tensor) -> Tensor:
+        logits = self._timed_predict(images) if self.options.predict == "before" else None
+        self.queue.push(images)
+        if self.queue.fresh >= self.options.window:
+            started = time.perf_counter()
+            window_logits = self._update()
+            self.queue.settle()
+            self.last_step.update_seconds.append(time.perf_counter() - started)
+            if self.options.predict == "during" and window_logits is not None:
+                logits = window_logits[-len(images) :]
+        return self._timed_predict(images) if logits is None else logits
+
+    def _timed_predict(self, images: Tensor) -> Tensor:
+        started = time.perf_counter()
+        logits = self.predict(images)
+        self.last_step.predict_seconds += time.perf_counter() - started
+        return logits
+
+
+def _cloned(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _cloned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_cloned(item) for item in value)
+    return value
+
+
+def _tensor_bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return sum(_tensor_bytes(item) for item in items)

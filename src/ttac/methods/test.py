@@ -1,0 +1,41 @@
+"""TEST: the source model as it is."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import Tensor
+
+from ttac.methods.base import Adapter, Capabilities
+from ttac.methods.registry import register
+from ttac.protocols import PROTOCOLS
+
+
+@register
+class Test(Adapter):
+    """Predict in eval mode with the source's statistics and learn nothing."""
+
+    capabilities = Capabilities(
+        name="test",
+        title="TEST",
+        protocols=tuple(PROTOCOLS),
+        needs=(),
+        changes="nothing",
+        citation="-",
+    )
+
+    def _begin(self) -> None:
+        """Keep nothing."""
+
+    def _state(self) -> dict[str, Any]:
+        return {}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        """Take nothing back."""
+
+    def _arrive(self, images: Tensor) -> Tensor:
+        started = time.perf_counter()
+        logits = self.predict(images)
+        self.last_step.predict_seconds = time.perf_counter() - started
+        return logits

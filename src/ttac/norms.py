@@ -1,0 +1,69 @@
+"""How batch-norm statistics follow a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+    """List the batch-norm layers that keep statistics.
+
+    >>> len(batch_norms(nn.Sequential(nn.BatchNorm2d(3), nn.GroupNorm(1, 3))))
+    1
+    """
+    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+
+
+class BatchNormTracker:
+    """Moves batch-norm statistics by the number of samples seen, as running Gaussians move.
+
+    The source's statistics count as `prior` samples and the past as at most `clip`, so a minibatch of n has the weight
+    `n / min(prior + seen, clip)`: the first full window takes over almost at once, later ones average, and small
+    windows move little each. A fixed momentum of 0.1 instead predicts thousands of samples with half-source statistics.
+    """
+
+    def __init__(self, module: nn.Module, *, prior: int, clip: int) -> None:
+        self.layers = batch_norms(module)
+        self.prior = prior
+        self.clip = clip
+        self.seen = 0
+
+    @contextmanager
+    def following(self, count: int) -> Iterator[None]:
+        """Let one forward pass of `count` samples normalise by its own statistics and move the stored ones."""
+        self.seen = min(self.seen + count, self.clip)  # what is beyond the clip has no effect and need not be kept
+        weight = count / max(min(self.prior + self.seen, self.clip), count)
+        with self._training(weight):
+            yield
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Let one forward pass normalise by its own statistics and leave the stored ones alone."""
+        with self._training(0.0):
+            yield
+
+    @contextmanager
+    def _training(self, momentum: float) -> Iterator[None]:
+        usual = [layer.momentum for layer in self.layers]
+        for layer in self.layers:
+            layer.training, layer.momentum = True, momentum
+        try:
+            yield
+        finally:
+            for layer, value in zip(self.layers, usual, strict=True):
+                layer.training, layer.momentum = False, value
+
+    def snapshot(self) -> tuple[int, list[Tensor]]:
+        """Copy the stored statistics, for a step that may have to be undone."""
+        return self.seen, [buffer.clone() for layer in self.layers for buffer in layer.buffers(recurse=False)]
+
+    def restore(self, snapshot: tuple[int, list[Tensor]]) -> None:
+        """Put a snapshot back."""
+        self.seen, copies = snapshot
+        buffers = (buffer for layer in self.layers for buffer in layer.buffers(recurse=False))
+        for buffer, copy in zip(buffers, copies, strict=True):
+            buffer.copy_(copy)

@@ -1,0 +1,75 @@
+"""One run, one JSON record that says what produced it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import shlex
+import sys
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ttac.files import write_json
+
+FORMAT = "ttac.record/1"
+
+
+@dataclass(frozen=True)
+class Record:
+    """The outcome of one adapter on one stream."""
+
+    samples: int
+    error: float | None  # percent; None where there were no labels
+    cumulative_error: list[tuple[int, float]]  # (samples so far, error so far)
+    class_error: list[float | None]
+    latency_ms: dict[str, dict[str, float]]  # of prediction and update: count, mean, percentiles
+    seconds: float  # the whole stream, predictions and updates
+    peak_memory_mib: float  # of the process
+    adapter_memory_mib: float  # of what the adapter keeps between calls
+    counters: dict[str, int]  # steps taken, steps skipped because something was not finite
+    provenance: dict[str, Any]
+    format: str = FORMAT
+
+    def save(self, path: Path | str) -> None:
+        """Write the record as JSON, atomically."""
+        write_json(path, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Record:
+        """Read a record that `save` wrote."""
+        content = json.loads(Path(path).read_text())
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError(f"{path} is not a record of format {FORMAT}")
+        content["cumulative_error"] = [(int(count), float(error)) for count, error in content["cumulative_error"]]
+        return cls(**content)
+
+
+def environment() -> dict[str, Any]:
+    """Describe the machine and the software of this process.
+
+    >>> environment()["torch"] == torch.__version__
+    True
+    """
+    try:
+        own = version("ttac")
+    except PackageNotFoundError:
+        own = "unknown (not installed)"
+    return {
+        "ttac": own,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }

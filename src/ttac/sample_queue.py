@@ -1,0 +1,110 @@
+"""A bounded first-in-first-out memory of samples and of what is remembered about each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ttac.filters import Memory
+
+
+class SampleQueue:
+    """The last `capacity` samples with their posterior memory, in a ring that never moves them.
+
+    `fresh` counts the samples that came since the last `settle`, so a method knows when its window is full.
+
+    >>> queue = SampleQueue(capacity=3, num_classes=2)
+    >>> queue.push(torch.arange(5.0).reshape(5, 1, 1, 1))
+    >>> len(queue), queue.fresh, queue.images.flatten().tolist()
+    (3, 5, [3.0, 4.0, 2.0])
+    """
+
+    def __init__(self, capacity: int, num_classes: int) -> None:
+        self.capacity = capacity
+        self.num_classes = num_classes
+        self.fresh = 0
+        self._length = 0
+        self._next = 0
+        self._images: Tensor | None = None  # [capacity, C, H, W], made when the first sample shows its shape
+        self._memory: Memory | None = None
+
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def images(self) -> Tensor:
+        """The stored images `[n, C, H, W]`, in ring order."""
+        assert self._images is not None, "the queue is empty"
+        return self._images[: self._length]
+
+    @property
+    def memory(self) -> Memory:
+        """What is remembered of the stored images, in the same order; written in place by `remember`."""
+        assert self._memory is not None, "the queue is empty"
+        return self._memory.rows(slice(0, self._length))
+
+    def check(self, images: Tensor) -> None:
+        """Raise an error where images do not have the shape of those that came before."""
+        if self._images is not None and images.shape[1:] != self._images.shape[1:]:
+            raise ValueError(
+                f"images are {tuple(images.shape[1:])}, those before were {tuple(self._images.shape[1:])}: "
+                "resize all images of a stream to one size"
+            )
+
+    def push(self, images: Tensor) -> None:
+        """Store `images [N, C, H, W]`, forgetting the oldest ones."""
+        self.check(images)
+        self.fresh += len(images)
+        if self._images is None or self._memory is None:
+            self._images = images.new_empty(self.capacity, *images.shape[1:])
+            self._memory = Memory.blank(self.capacity, self.num_classes, images.device)
+        kept = images.detach()[-self.capacity :]
+        self._next = (self._next + len(images) - len(kept)) % self.capacity
+        slots = (self._next + torch.arange(len(kept), device=images.device)) % self.capacity
+        self._images[slots] = kept
+        self._memory.write(slots, Memory.blank(len(kept), self.num_classes, images.device))
+        self._next = (self._next + len(kept)) % self.capacity
+        self._length = min(self._length + len(images), self.capacity)
+
+    def settle(self) -> None:
+        """Count from nothing again: the window that was full has been learned from."""
+        self.fresh = 0
+
+    def newest(self, count: int) -> Tensor:
+        """Give the slots of the last `count` samples, oldest first: `[count]`."""
+        return (self._next - count + torch.arange(count)) % self.capacity
+
+    def minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
+        """Walk all samples once in random order, in near-equal minibatches of at most `size`: slots `[n]`."""
+        order = torch.randperm(self._length, generator=generator)
+        yield from order.tensor_split(self.minibatch_count(size))
+
+    def minibatch_count(self, size: int) -> int:
+        """How many minibatches one walk has."""
+        return -(-self._length // size)
+
+    def remember(self, slots: Tensor, memory: Memory) -> None:
+        """Replace what is remembered of the samples at `slots`."""
+        assert self._memory is not None, "the queue is empty"
+        self._memory.write(slots, memory)
+
+    def state(self) -> dict[str, Tensor | int]:
+        """Give all content, by name."""
+        state: dict[str, Tensor | int] = {"fresh": self.fresh, "length": self._length, "next": self._next}
+        if self._images is not None and self._memory is not None:
+            state |= {"images": self.images.clone(), **{k: v.clone() for k, v in vars(self.memory).items()}}
+        return state
+
+    def load(self, state: dict[str, Tensor | int]) -> None:
+        """Take back what `state` gave."""
+        self._images = self._memory = None
+        self._length = self._next = 0
+        if "images" in state:
+            images = state["images"]
+            assert isinstance(images, Tensor)
+            self.push(images)
+            names = vars(self.memory)
+            self.remember(torch.arange(len(images)), Memory(**{name: state[name] for name in names}))  # type: ignore[arg-type]
+        self.fresh, self._length, self._next = (int(state[name]) for name in ("fresh", "length", "next"))

@@ -1,0 +1,211 @@
+"""What is kept of the source domain: one Gaussian a class and one for all, collected or inferred."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ttac.classifier import Classifier
+from ttac.files import replacing
+from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
+from ttac.heads import evaluating
+from ttac.inputs import check_labels
+from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
+
+FORMAT = "ttac.statistics/1"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """How statistics came to be."""
+
+    how: Literal["collected", "inferred", "rescaled"]
+    fingerprint: str  # of the classifier they belong to
+    samples: int  # source samples seen; 0 where none were
+    counts: tuple[int, ...]  # by class
+    grouped_by: Literal["label", "prediction", "head"]
+
+
+@dataclass(frozen=True, eq=False)
+class SourceStatistics:
+    """Anchors of the source domain in feature space: `classes` (K Gaussians) and `overall` (one)."""
+
+    classes: Gaussians
+    overall: Gaussians
+    origin: Origin
+
+    @property
+    def source_free(self) -> bool:
+        """Whether no source sample was needed."""
+        return self.origin.how != "collected"
+
+    @classmethod
+    def collect(
+        cls,
+        classifier: Classifier,
+        loader: Iterable[Any],
+        *,
+        group_by: Literal["auto", "label", "prediction"] = "auto",
+        family: str | None = None,
+        rank: int | None = None,
+    ) -> SourceStatistics:
+        """Estimate the statistics in one streaming pass over `loader`, which yields images or (images, labels).
+
+        Samples are grouped by label where the loader yields labels, else by the model's prediction (as the authors
+        do).
+        `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
+        """
+        classes, overall = (_empty(count, classifier, family, rank) for count in (classifier.num_classes, 1))
+        grouped: Literal["label", "prediction"] | None = None if group_by == "auto" else group_by
+        with evaluating(classifier), torch.no_grad():
+            for item in loader:
+                images, labels = _split(item)
+                grouped = grouped or ("prediction" if labels is None else "label")
+                if grouped == "label" and labels is None:
+                    raise ValueError("grouping by label needs a loader that yields (images, labels)")
+                features, logits = classifier.features_and_logits(classifier.check(images))
+                features = features.to(classes.gaussians.mean.dtype)
+                groups = logits.argmax(1) if grouped == "prediction" else check_labels(labels, *logits.shape)
+                groups = groups.to(logits.device)
+                for running, assignment in ((classes, groups), (overall, torch.zeros_like(groups))):
+                    running.commit(running.blend(features, assignment))
+        counts = tuple(int(count) for count in classes.counts)
+        missing = [label for label, count in enumerate(counts) if count == 0]
+        if grouped is None or missing:
+            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            raise ValueError(f"no source sample of class {shown} (grouped by {grouped}): every class needs an anchor")
+        origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped)
+        return cls(classes.gaussians, overall.gaussians, origin)
+
+    @classmethod
+    def infer(cls, classifier: Classifier, *, parameterisation: Parameterisation | None = None) -> SourceStatistics:
+        """Infer the statistics from the head's weights alone.
+
+        `parameterisation` of the means is "absolute" for features after a ReLU and "signed" for others, which a probe
+        pass tells; "square" is the paper's text, see `infer_means`.
+        """
+        head = classifier.head
+        if parameterisation is None:
+            parameterisation = "signed" if has_signed_features(classifier) else "absolute"
+        return cls._from_means(classifier, infer_means(head.weight, head.bias, parameterisation), "inferred")
+
+    @classmethod
+    def rescale_weights(cls, classifier: Classifier) -> SourceStatistics:
+        """Take the head's weights, scaled to one norm, as class means: the ablation's baseline for `infer`."""
+        weight = classifier.head.weight.detach().double()
+        norms = weight.norm(dim=1, keepdim=True)
+        return cls._from_means(classifier, weight / norms * norms.mean(), "rescaled")
+
+    @classmethod
+    def _from_means(
+        cls, classifier: Classifier, means: Tensor, how: Literal["inferred", "rescaled"]
+    ) -> SourceStatistics:
+        classes, overall = anchors_around(means)
+        counts = (0,) * classifier.num_classes
+        origin = Origin(how, classifier.fingerprint(), 0, counts, "head")
+        dtype = _statistics_dtype(classifier)
+
+        def stored(part: Gaussians) -> Gaussians:
+            return part.map(lambda tensor: tensor.to(dtype) if tensor.ndim else tensor)
+
+        return cls(stored(classes), stored(overall), origin)
+
+    def check(self, classifier: Classifier) -> None:
+        """Raise an error unless these statistics belong to `classifier`."""
+        num_classes, dim = self.classes.mean.shape
+        if (num_classes, dim) != (classifier.num_classes, classifier.feature_dim):
+            raise ValueError(
+                f"the statistics have {num_classes} classes and {dim} features; "
+                f"the classifier has {classifier.num_classes} and {classifier.feature_dim}"
+            )
+        fingerprint = classifier.fingerprint()
+        if self.origin.fingerprint != fingerprint:
+            raise ValueError(
+                f"the statistics belong to the model {self.origin.fingerprint}, this one is {fingerprint}: "
+                "collect or infer them again with this model"
+            )
+
+    def save(self, path: Path | str) -> None:
+        """Write a safetensors file, atomically."""
+        tensors: dict[str, Tensor] = {}
+        families: dict[str, str] = {}
+        for part in ("classes", "overall"):
+            gaussians: Gaussians = getattr(self, part)
+            families[part] = gaussians.covariance.family
+            stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
+            tensors |= {f"{part}.{name}": tensor.contiguous() for name, tensor in stored.items()}
+        metadata = {"format": FORMAT, "families": json.dumps(families), "origin": json.dumps(asdict(self.origin))}
+        with replacing(path) as draft:
+            save_file(tensors, draft, metadata)
+
+    @classmethod
+    def load(cls, path: Path | str, classifier: Classifier | None = None) -> SourceStatistics:
+        """Read a file that `save` wrote; with `classifier`, refuse one that belongs to another model."""
+        path = Path(path)
+        if not path.is_file():
+            raise FileNotFoundError(f"no statistics file {path}")
+        device = "cpu" if classifier is None else str(classifier.mean.device)
+        try:
+            with safe_open(path, "pt", device) as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            if metadata.get("format") != FORMAT:
+                raise ValueError(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
+            families = json.loads(metadata["families"])
+            origin = json.loads(metadata["origin"])
+            statistics = cls(
+                _read_gaussians(tensors, "classes", families),
+                _read_gaussians(tensors, "overall", families),
+                Origin(**{**origin, "counts": tuple(origin["counts"])}),
+            )
+        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} is not a readable statistics file: {error}") from error
+        if classifier is not None:
+            statistics.check(classifier)
+        return statistics
+
+
+def _statistics_dtype(classifier: Classifier) -> torch.dtype:
+    """Half-precision features are accumulated in float32."""
+    return torch.float64 if classifier.head.weight.dtype == torch.float64 else torch.float32
+
+
+def _empty(count: int, classifier: Classifier, family: str | None, rank: int | None) -> RunningGaussians:
+    chosen, fitting = choose_family(count, classifier.feature_dim)
+    if family is not None and family not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
+    return RunningGaussians.empty(
+        count,
+        classifier.feature_dim,
+        family=family or chosen,
+        rank=rank or fitting,
+        dtype=_statistics_dtype(classifier),
+        device=classifier.mean.device,
+    )
+
+
+def _split(item: Any) -> tuple[Tensor, Tensor | None]:
+    if isinstance(item, Tensor):
+        return item, None
+    if isinstance(item, list | tuple) and 1 <= len(item) <= 2:
+        return item[0], (item[1] if len(item) == 2 else None)
+    raise TypeError(f"the loader yields {type(item).__name__}; expected images or (images, labels)")
+
+
+def _read_gaussians(tensors: dict[str, Tensor], part: str, families: dict[str, str]) -> Gaussians:
+    stored = {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
+    mean = stored.pop("mean")
+    covariance = FAMILIES[families[part]](**stored)
+    if mean.ndim != 2 or covariance.diagonal().shape != mean.shape:
+        raise ValueError(f"{part}: mean {tuple(mean.shape)} and covariance do not fit each other")
+    if not all(bool(tensor.isfinite().all()) for tensor in (mean, *stored.values())):
+        raise ValueError(f"{part}: contains NaN or infinity")
+    return Gaussians(mean, covariance)
