@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench cifar clean
+.PHONY: demo test test-slow lint bench clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -22,6 +22,9 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: .venv/ready
+	$(BIN)/python benchmarks/update_cost.py --out out/update_cost.json
 
 clean:
 	rm -rf .venv

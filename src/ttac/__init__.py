@@ -13,7 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import ttac.checks as checks
+    from ttac import checks as checks
     from ttac.classifier import Classifier as Classifier
     from ttac.engine import evaluate as evaluate
     from ttac.methods.registry import adapt as adapt

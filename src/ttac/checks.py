@@ -83,7 +83,9 @@ def reset_equals_fresh(subject: Subject) -> None:
     _drive(adapter, subject.batches())
     adapter.reset()
     _require(_same(adapter.state_dict(), subject.make().state_dict()), "the state after reset is not the first one")
-    _require(torch.equal(_drive(adapter, subject.batches()), fresh), "predictions after reset differ from a fresh run's")
+    _require(
+        torch.equal(_drive(adapter, subject.batches()), fresh), "predictions after reset differ from a fresh run's"
+    )
 
 
 def state_round_trips(subject: Subject) -> None:

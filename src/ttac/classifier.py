@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ttac.heads import HeadError, find_head, input_channels, output_logits
+from ttac.heads import HeadError, find_head, first_parameter, input_channels, output_logits, pretrained_config
 from ttac.inputs import check_images
 
 
@@ -18,7 +18,8 @@ class Classifier(nn.Module):
     """A network as `features(x): [N, C, H, W] -> [N, D]` and `logits(z): [N, D] -> [N, K]`.
 
     `mean` and `std` normalise pixels inside; without them timm's `pretrained_cfg` is asked, and a model that has none
-    is taken to want raw [0, 1] pixels. `head` is the dotted name of the final linear layer, found where it is not given.
+    is taken to want raw [0, 1] pixels. Images have as many channels as `mean` and `std` given here, else as the first
+    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given.
 
     >>> clf = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), head="3")
     >>> clf.features(torch.rand(5, 3, 2, 2)).shape, clf(torch.rand(5, 3, 2, 2)).shape
@@ -39,25 +40,39 @@ class Classifier(nn.Module):
         super().__init__()
         if isinstance(model, Classifier):
             raise TypeError("this is a ttac.Classifier already: use it as it is")
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
         self.model = model
         self.head_name = find_head(model, head)
-        config = getattr(model, "pretrained_cfg", None) or {}
+        config = pretrained_config(model)
+        # timm's mean keeps three values whatever `in_chans` is, and the first convolution may see patches of pixels.
+        by_hand = _channels_of(mean, std)
         mean = mean if mean is not None else config.get("mean")
         std = std if std is not None else config.get("std")
-        self.channels = len(mean) if mean is not None and len(mean) > 1 else input_channels(model)
+        self._channels = by_hand or input_channels(model) or _channels_of(mean, std)
         self._register_pixels("mean", mean, 0.0)
         self._register_pixels("std", std, 1.0)
-        if bool((self.std <= 0).any()):
+        if not bool((self.std > 0).all()):
             raise ValueError(f"std must be positive, not {self.std.flatten().tolist()}")
         self._verified = False
 
     def _register_pixels(self, name: str, values: Sequence[float] | None, default: float) -> None:
         numbers = [default] if values is None else [float(value) for value in values]
-        if len(numbers) not in (1, self.channels):
-            raise ValueError(f"{name} has {len(numbers)} values, images have {self.channels} channels")
-        reference = next(self.model.parameters())
-        pixels = torch.tensor(numbers, device=reference.device).reshape(1, -1, 1, 1)
+        if len(numbers) not in (1, self._channels):
+            raise ValueError(
+                f"{name} has {len(numbers)} values where {self._channels} channels are expected: "
+                "pass mean and std with one value for each channel of an image"
+            )
+        device = first_parameter(self.model).device
+        pixels = torch.tensor(numbers, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
         self.register_buffer(name, pixels, persistent=False)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Classifier:
+        """Move `mean` and `std` with the model, but keep them in float32: a cast to bfloat16 would round them."""
+        exact = (self.mean, self.std)
+        super()._apply(fn, recurse)
+        self.mean, self.std = (tensor.to(self.mean.device) for tensor in exact)
+        return self
 
     @property
     def head(self) -> nn.Linear:
@@ -65,6 +80,11 @@ class Classifier(nn.Module):
         head = self.model.get_submodule(self.head_name)
         assert isinstance(head, nn.Linear)
         return head
+
+    @property
+    def channels(self) -> int:
+        """C, the number of image channels, 3 where neither `mean` and `std` nor a convolution tell it."""
+        return self._channels or 3
 
     @property
     def num_classes(self) -> int:
@@ -99,33 +119,34 @@ class Classifier(nn.Module):
         def capture(_module: nn.Module, inputs: tuple[Any, ...]) -> None:
             captured.append(inputs[0])
 
-        dtype = self.head.weight.dtype
-        pixels = ((images - self.mean) / self.std).to(dtype)
+        pixels = ((images - self.mean) / self.std).to(first_parameter(self.model).dtype)
         # The hook lives for this call alone, so a copy of the model never carries a hook of the original.
         handle = self.head.register_forward_pre_hook(capture)
         try:
             output = output_logits(self.model(pixels))
         finally:
             handle.remove()
-        if not self._verified:
-            self._verify(captured, output)
-        return captured[0], output
-
-    def _verify(self, captured: list[Tensor], output: Tensor) -> None:
-        """Make sure, once, that the head's output is the model's output."""
         if len(captured) != 1:
             raise HeadError(
                 f"the head {self.head_name!r} runs {len(captured)} times in a forward pass; it must run once"
             )
-        if captured[0].ndim != 2:
+        if not self._verified and len(output):
+            self._verify(captured[0], output)
+        return captured[0], output
+
+    def _verify(self, features: Tensor, output: Tensor) -> None:
+        """Make sure, once, that the head's output is the model's output."""
+        if features.ndim != 2:
             raise HeadError(
-                f"the head {self.head_name!r} gets an input of shape {tuple(captured[0].shape)}; expected [N, D]. "
+                f"the head {self.head_name!r} gets an input of shape {tuple(features.shape)}; expected [N, D]. "
                 "A head that scores every token or position is not supported"
             )
         with torch.no_grad():
-            again = self.logits(captured[0])
-        tolerance = 1e-4 if output.dtype in (torch.float32, torch.float64) else 5e-2
-        if again.shape != output.shape or not torch.allclose(again, output, rtol=tolerance, atol=tolerance):
+            again = self.logits(features)
+            # Relative to the largest logit: a fixed tolerance would let any layer pass where all logits are small.
+            rtol = 1e-4 if output.dtype in (torch.float32, torch.float64) else 5e-2
+            atol = rtol * float(output.nan_to_num().abs().max())
+        if again.shape != output.shape or not torch.allclose(again, output, rtol, atol, equal_nan=True):
             raise HeadError(
                 f"the output of {self.head_name!r} is not the model's output (something follows it, or another layer "
                 "is the head): name the final layer with head=..."
@@ -134,12 +155,13 @@ class Classifier(nn.Module):
 
     def check(self, images: Tensor) -> Tensor:
         """Return `images` on this classifier's device, or raise an error that says what is wrong with them."""
-        return check_images(images, self.channels).to(self.mean.device)
+        return check_images(images, self._channels).to(self.mean.device)
 
     def backbone_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters but the head's, by name."""
-        prefix = f"model.{self.head_name}."
-        return {name: value for name, value in self.named_parameters() if not name.startswith(prefix)}
+        # By identity: torch.compile renames parameters, and a head may be registered under two names.
+        head = set(self.head.parameters())
+        return {name: value for name, value in self.named_parameters() if value not in head}
 
     def fingerprint(self) -> str:
         """Hash the weights, the head's name and the pixel normalisation, the same on every device.
@@ -158,3 +180,8 @@ class Classifier(nn.Module):
     def copy(self) -> Classifier:
         """Make an independent copy, weights and all."""
         return copy.deepcopy(self)
+
+
+def _channels_of(*vectors: Sequence[float] | None) -> int | None:
+    """The longest of some means and standard deviations, None where none has a value for each channel."""
+    return max((len(vector) for vector in vectors if vector is not None and len(vector) > 1), default=None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,14 +30,32 @@ def output_logits(output: Any) -> Tensor:
     return logits
 
 
-def input_channels(model: nn.Module) -> int:
-    """Read the number of image channels off the first convolution, 3 where there is none.
+def input_channels(model: nn.Module) -> int | None:
+    """Read the number of image channels off the first convolution, None where there is no convolution.
 
     >>> input_channels(nn.Conv2d(1, 8, 3))
     1
     """
-    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3
+    return next((module.in_channels for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+
+
+def first_parameter(model: nn.Module) -> nn.Parameter:
+    """Take the parameter whose device and dtype the model's input must have.
+
+    >>> first_parameter(nn.Linear(4, 2).bfloat16()).dtype
+    torch.bfloat16
+    """
+    return next(parameter for parameter in model.parameters() if parameter.is_floating_point())
+
+
+def pretrained_config(model: nn.Module) -> Mapping[str, Any]:
+    """Read timm's `pretrained_cfg`, a dict or a dataclass; other models have an empty one.
+
+    >>> pretrained_config(nn.Linear(4, 2))
+    {}
+    """
+    config = getattr(model, "pretrained_cfg", None) or {}
+    return config if isinstance(config, Mapping) else vars(config)
 
 
 def probe_images(model: nn.Module) -> Tensor:
@@ -47,15 +65,15 @@ def probe_images(model: nn.Module) -> Tensor:
     torch.Size([2, 3, 32, 32])
     """
     tried = []
-    reference = next(model.parameters())
+    reference = first_parameter(model)
     generator = torch.Generator().manual_seed(0)
     for channels, height, width in _probe_shapes(model):
         images = torch.rand(2, channels, height, width, generator=generator).to(reference.device, reference.dtype)
         try:
             with evaluating(model), torch.no_grad():
                 model(images)
-        except (RuntimeError, ValueError, AssertionError) as error:
-            tried.append(f"{channels} x {height} x {width}: {str(error).splitlines()[0][:80]}")
+        except Exception as error:  # a model raises what it likes at a size it does not accept
+            tried.append(f"{channels} x {height} x {width}: {' '.join(str(error).split())[:80]}")
         else:
             return images
     raise HeadError("the model accepts none of the image sizes tried:\n  " + "\n  ".join(tried))
@@ -69,15 +87,17 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     """
     if name is not None:
         return _named_head(model, name)
-    if hasattr(model, "get_classifier"):
-        return _timm_head(model)
-    candidates = sorted({found for usual in USUAL_NAMES if (found := _linear_at(model, usual)) is not None})
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
-    if len(candidates) == 1:
-        return candidates[0]
-    if len(linears) == 1:
+    if (by_timm := _timm_head(model)) is not None:
+        return by_timm
+    usual = dict(found for name in USUAL_NAMES if (found := _usual_layer(model, name)) is not None)
+    # Keyed by the layer, as two names may lead to one.
+    heads = {layer: name for name, layer in usual.items() if isinstance(layer, nn.Linear)}
+    if len(heads) == 1:
+        return heads.popitem()[1]
+    linears = _linear_layers(model)
+    if len(linears) == 1 and not usual:
         return linears[0]
-    return _probed_head(model, linears, candidates)
+    return _probed_head(model, linears, usual)
 
 
 @contextmanager
@@ -101,73 +121,88 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _probe_shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
-    config = getattr(model, "pretrained_cfg", None) or {}
-    if "input_size" in config:
+    known = input_channels(model)
+    config = pretrained_config(model)
+    # What timm and transformers note; it is stale where a model was built for another size or other channels.
+    if config.get("input_size"):
         channels, height, width = config["input_size"]
         yield channels, height, width
-    side = getattr(getattr(model, "config", None), "image_size", None)
-    if isinstance(side, int):
-        yield input_channels(model), side, side
+    for owner in (model, getattr(model, "config", None)):
+        side = getattr(owner, "image_size", None)
+        if isinstance(side, int):
+            yield known or 3, side, side
     for side in PROBE_SIDES:
-        yield input_channels(model), side, side
+        for channels in (3, 1) if known is None else (known,):
+            yield channels, side, side
 
 
-def _reason_against(module: nn.Module | None) -> str | None:
+def _reason_against(module: nn.Module) -> str | None:
     if isinstance(module, nn.Linear):
         return None
     if isinstance(module, nn.Conv2d):
         return "is a convolution; only linear heads have the class means that anchors need"
     if isinstance(module, nn.Identity):
         return "is an identity; build the model with its classification layer (num_classes > 0)"
-    if module is None:
-        return "does not exist"
     return f"is a {type(module).__name__}, not a linear layer"
 
 
 def _named_head(model: nn.Module, name: str) -> str:
-    modules = dict(model.named_modules())
-    reason = _reason_against(modules.get(name))
+    try:
+        reason = _reason_against(model.get_submodule(name))
+    except AttributeError:
+        reason = "does not exist"
     if reason is None:
         return name
-    linears = [key for key, module in modules.items() if isinstance(module, nn.Linear)]
-    raise HeadError(f"head={name!r} {reason}. Linear layers of this model: {', '.join(linears) or 'none'}")
+    raise HeadError(f"head={name!r} {reason}. Linear layers of this model: {_listing(_linear_layers(model))}")
 
 
-def _timm_head(model: nn.Module) -> str:
+def _timm_head(model: nn.Module) -> str | None:
+    """Name the layer that timm's `get_classifier()` gives, None where that is a container of layers."""
+    if not hasattr(model, "get_classifier"):
+        return None
     head = model.get_classifier()  # type: ignore[operator]
     if isinstance(head, tuple | list):
         raise HeadError(
-            f"get_classifier() gives {len(head)} heads (a distilled model averages them): "
-            "set one of them to be the head, or use the variant without distillation"
+            f"get_classifier() gives {len(head)} heads, whose outputs a distilled model averages: "
+            "use the variant without distillation"
         )
-    name = next((name for name, module in model.named_modules() if module is head), None)
-    reason = _reason_against(head)
-    if name is None or reason is not None:
-        raise HeadError(f"the layer that get_classifier() names ({name!r}) {reason or 'is not part of the model'}")
-    return name
+    if isinstance(head, nn.Conv2d | nn.Identity):
+        raise HeadError(f"the layer that get_classifier() gives {_reason_against(head)}")
+    return next(
+        (name for name, module in model.named_modules() if module is head and isinstance(head, nn.Linear)), None
+    )
 
 
-def _linear_at(model: nn.Module, name: str) -> str | None:
-    """Resolve a usual name to a linear layer, the last one where the name is a sequence (`classifier.6`)."""
+def _usual_layer(model: nn.Module, name: str) -> tuple[str, nn.Module] | None:
+    """Look up a usual name, and the last layer with weights where it is a sequence (`classifier.6`)."""
     try:
         module = model.get_submodule(name)
     except AttributeError:
         return None
-    if isinstance(module, nn.Linear):
-        return name
-    if isinstance(module, nn.Sequential) and len(module) and isinstance(module[-1], nn.Linear):
-        return f"{name}.{next(reversed(dict(module.named_children())))}"
-    return None
+    if isinstance(module, nn.Sequential):
+        for child, layer in reversed(list(module.named_children())):
+            if next(layer.parameters(), None) is not None:
+                return f"{name}.{child}", layer
+    return name, module
 
 
-def _probed_head(model: nn.Module, linears: list[str], candidates: list[str]) -> str:
+def _linear_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+
+
+def _listing(names: list[str]) -> str:
+    return (", ".join(names[:20]) or "none") + (", ..." if len(names) > 20 else "")
+
+
+def _probed_head(model: nn.Module, linears: list[str], usual: dict[str, nn.Module]) -> str:
     """Choose the linear layer whose output is the model's output in a probe pass."""
+    seen = [f"{name!r} {_reason_against(layer) or 'is a linear layer'}" for name, layer in usual.items()]
     story = (
-        f"usual names found: {', '.join(candidates) or 'none'}; "
-        f"linear layers: {', '.join(linears[:20]) or 'none'}{', ...' if len(linears) > 20 else ''}"
+        f"of the usual names {', '.join(USUAL_NAMES)}: {'; '.join(seen) or 'none exists'}. "
+        f"Linear layers: {_listing(linears)}"
     )
     if not linears:
-        raise HeadError(f"the model has no linear layer, so it has no head to anchor ({story})")
+        raise HeadError(f"the model has no linear layer, so it has no head to anchor. Tried: {story}")
     outputs: dict[str, Tensor] = {}
     hooks = []
     for name in linears:
@@ -179,14 +214,15 @@ def _probed_head(model: nn.Module, linears: list[str], candidates: list[str]) ->
         with evaluating(model), torch.no_grad():
             logits = output_logits(model(images))
     except HeadError as error:
-        raise HeadError(f"no single head by name ({story}), and no probe was possible: {error}") from error
+        raise HeadError(f"no single head by name, and no probe pass was possible: {error}\nTried: {story}") from error
     finally:
         for handle in hooks:
             handle.remove()
     matches = [name for name, out in outputs.items() if out.shape == logits.shape and torch.equal(out, logits)]
-    if len(matches) != 1:
-        raise HeadError(
-            f"{'several layers give' if matches else 'no linear layer gives'} the model's output in a probe pass "
-            f"({', '.join(matches) or 'the output is changed after the last layer'}; {story}): name it with head=..."
-        )
-    return matches[0]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
+        found = f"each of {_listing(matches)} gives the model's output in a probe pass: name the head with head=..."
+    else:
+        found = "no linear layer gives the model's output in a probe pass, so something follows the last one."
+    raise HeadError(f"{found} Tried: {story}")

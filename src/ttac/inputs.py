@@ -9,8 +9,10 @@ from torch import Tensor
 SLACK = 0.25
 
 
-def check_images(images: Tensor, channels: int) -> Tensor:
+def check_images(images: Tensor, channels: int | None) -> Tensor:
     """Return `images [N, C, H, W]` as they are, or raise an error that says what is wrong and what to do.
+
+    `channels` None leaves their number to the model.
 
     >>> check_images(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), 3)
     Traceback (most recent call last):
@@ -24,21 +26,26 @@ def check_images(images: Tensor, channels: int) -> Tensor:
     if not images.is_floating_point():
         hint = ": use images.float() / 255" if images.dtype == torch.uint8 else ""
         raise TypeError(f"images are {images.dtype}; expected floating point in [0, 1]{hint}")
-    if len(images) == 0:
-        raise ValueError("the batch is empty; pass at least one image")
-    if images.shape[1] != channels:
-        raise ValueError(f"images have {images.shape[1]} channels; the model takes {channels}")
-    low, high = (value.item() for value in torch.aminmax(images))
+    if channels is not None and images.shape[1] != channels:
+        raise ValueError(
+            f"images have {images.shape[1]} channels; the model takes {channels}, by the mean and std that "
+            "ttac.Classifier was given or else by its first convolution"
+        )
+    if images.numel() == 0:
+        raise ValueError(f"the batch is empty (shape {tuple(images.shape)}); pass at least one image")
+    low, high = torch.stack(torch.aminmax(images)).tolist()
     if not (low > -float("inf") and high < float("inf")):  # aminmax propagates NaN, and NaN fails both
         bad = (~images.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
         raise ValueError(
             f"images contain NaN or infinity (batch index {', '.join(map(str, bad[:5]))}); drop those images"
         )
     if low < -SLACK or high > 1 + SLACK:
-        raise ValueError(
-            f"pixel values span [{low:.3g}, {high:.3g}]; expected raw pixels in [0, 1]. Do not normalise them: "
-            "mean and std belong in ttac.Classifier(model, mean=..., std=...)"
+        hint = (
+            "Do not normalise them: mean and std belong in ttac.Classifier(model, mean=..., std=...)"
+            if low < 0
+            else "Divide 8-bit values by 255"
         )
+        raise ValueError(f"pixel values span [{low:.3g}, {high:.3g}]; expected raw pixels in [0, 1]. {hint}")
     return images
 
 

@@ -21,14 +21,13 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 class BatchNormTracker:
     """Moves batch-norm statistics by the number of samples seen, as running Gaussians move.
 
-    The source's statistics count as `prior` samples and the past as at most `clip`, so a minibatch of n has the weight
-    `n / min(prior + seen, clip)`: the first full window takes over almost at once, later ones average, and small
-    windows move little each. A fixed momentum of 0.1 instead predicts thousands of samples with half-source statistics.
+    A minibatch of n has the weight `n / seen`, and the past counts as at most `clip` samples: the first window replaces
+    the source's statistics, later ones are averaged with it. A fixed momentum of 0.1 predicts thousands of samples with
+    half-source statistics, and even a small share of the source's variances drowns those of a low-contrast target.
     """
 
-    def __init__(self, module: nn.Module, *, prior: int, clip: int) -> None:
+    def __init__(self, module: nn.Module, *, clip: int) -> None:
         self.layers = batch_norms(module)
-        self.prior = prior
         self.clip = clip
         self.seen = 0
 
@@ -36,8 +35,7 @@ class BatchNormTracker:
     def following(self, count: int) -> Iterator[None]:
         """Let one forward pass of `count` samples normalise by its own statistics and move the stored ones."""
         self.seen = min(self.seen + count, self.clip)  # what is beyond the clip has no effect and need not be kept
-        weight = count / max(min(self.prior + self.seen, self.clip), count)
-        with self._training(weight):
+        with self._training(count / max(self.seen, count)):
             yield
 
     @contextmanager

@@ -15,15 +15,13 @@ from ttac.sample_queue import SampleQueue
 
 @dataclass(frozen=True)
 class BNOptions(WindowOptions):
-    """`bn_prior` and `bn_clip`: see `BatchNormTracker`."""
+    """The window's options, and how much of the past counts."""
 
-    bn_prior: int = 16
-    bn_clip: int = 1024
+    bn_clip: int = 512  # samples that the past of the batch-norm statistics counts as, at most
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         super().__post_init__()
-        require(self.bn_prior >= 0, "bn_prior must not be negative", self.bn_prior)
         require(self.bn_clip >= 1, "bn_clip must be at least 1", self.bn_clip)
 
 
@@ -44,7 +42,7 @@ class BN(WindowAdapter):
 
     def _begin(self) -> None:
         self.queue = SampleQueue(self.options.window, self.classifier.num_classes)
-        self.tracker = BatchNormTracker(self.classifier, prior=self.options.bn_prior, clip=self.options.bn_clip)
+        self.tracker = BatchNormTracker(self.classifier, clip=self.options.bn_clip)
 
     def _update(self) -> None:
         images = self.queue.images

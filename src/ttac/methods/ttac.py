@@ -26,8 +26,8 @@ class TTACOptions(WindowOptions):
     passes: int = 4  # N_itr over the queue an update
     warmup: bool = True  # one more pass first, forward only, for the batch-norm statistics
     class_start: float = 0.5  # share of the passes before the class loss begins
-    lr: float | None = None  # of every step; None: `rate_budget` divided by the steps of the update
-    rate_budget: float = 0.016
+    lr: float | None = None  # of every step; None: `rate_budget` shared out among the steps, see `_rate`
+    rate_budget: float = 0.05  # learning rate that 256 samples may spend, however many steps and windows they make
     momentum: float = 0.9
     xi: float = 0.9
     tau_tc: float = -0.001
@@ -35,14 +35,14 @@ class TTACOptions(WindowOptions):
     cooldown: int = 5  # passes that a temporally inconsistent sample stays out
     clip_global: int = 1280  # N_clip
     clip_class: int = 128  # N_clip_k
-    class_weight: float = 1.0
-    global_weight: float = 1.0  # lambda_1
+    class_weight: float = 5.0
+    global_weight: float = 5.0  # lambda_1
+    raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
     direction: Direction = "symmetric"
     ridge: float = 1 / 30  # added to every covariance's diagonal, as a share of the source's largest variance
     flip: bool = True  # whether a mirrored image is still of its class
     crop: bool = False  # whether the weak view is shifted as well
-    bn_prior: int = 16
-    bn_clip: int = 1024
+    bn_clip: int = 512  # samples that the past of the batch-norm statistics counts as, at most
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -63,26 +63,20 @@ class TTACOptions(WindowOptions):
         require(self.ridge > 0, "ridge must be positive", self.ridge)
 
 
-# The columns of the paper's table; what the authors' code does where the text is silent.
+# The columns of the paper's table, and the weights of the authors' code, which its numbers were made with: 0.05 (0.5 on
+# CIFAR-100) on the mean over classes and on the global divergence.
 PAPER: dict[str, dict[str, Any]] = {
-    "paper": {"window": 256, "lr": 0.01, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 128, "passes": 4},
-    "paper-cifar100": {
-        "window": 256,
-        "lr": 0.0001,
-        "tau_tc": -0.001,
-        "clip_global": 1280,
-        "clip_class": 64,
-        "passes": 4,
-    },
-    "paper-visda": {"window": 128, "lr": 0.0001, "tau_tc": -0.01, "clip_global": 1536, "clip_class": 128, "passes": 4},
-    "paper-imagenet": {
-        "window": 128,
-        "lr": 0.00007,
-        "tau_tc": -0.01,
-        "clip_global": 1280,
-        "clip_class": 64,
-        "passes": 2,
-    },
+    name: {"raw_divergence": True, "class_weight": weight, "global_weight": weight, **column}
+    for name, weight, column in (
+        ("paper", 0.05, {"window": 256, "lr": 0.01, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 128}),
+        ("paper-cifar100", 0.5, {"window": 256, "lr": 1e-4, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 64}),
+        ("paper-visda", 0.05, {"window": 128, "lr": 1e-4, "tau_tc": -0.01, "clip_global": 1536, "clip_class": 128}),
+        (
+            "paper-imagenet",
+            0.05,
+            {"window": 128, "lr": 7e-5, "tau_tc": -0.01, "clip_global": 1280, "clip_class": 64, "passes": 2},
+        ),
+    )
 }
 
 
@@ -90,39 +84,37 @@ class Alignment:
     """One set of anchors and the running target Gaussians that are drawn to them.
 
     The target starts AT the anchors with a full count: started empty, 25 samples in 64 dimensions are singular and the
-    divergence explodes. The loss is divided by the anchors' effective dimension, `tr(Sigma (Sigma + ridge I)^-1)`, the
-    number of directions in which they are wider than the ridge; so one weight serves narrow and wide networks.
+    divergence explodes.
+
+    The covariance of inferred anchors is a convention, not knowledge, and their means have the wrong scale. So with
+    `means_only` the target takes the anchors' covariance and is scaled to their norm, and the means alone are compared.
     """
 
-    def __init__(self, anchors: Gaussians, *, ridge: float, clip: int, direction: Direction, match_norm: bool) -> None:
+    def __init__(
+        self, anchors: Gaussians, *, ridge: float, clip: int, direction: Direction, means_only: bool, raw: bool = False
+    ) -> None:
         count, dim = anchors.mean.shape
-        fitting, rank = choose_family(count, dim)
-        # Isotropic anchors are inferred ones; the target's own shape is still measured.
-        family = fitting if anchors.covariance.family == "isotropic" else anchors.covariance.family
-        anchors = anchors.as_family(family, rank)
-        self.running = RunningGaussians(anchors, anchors.mean.new_full((count,), float(clip)), clip=clip, rank=rank)
         self.anchors = anchors.plus(ridge)
         self.ridge = ridge
         self.direction: Direction = direction
-        self.match_norm = match_norm
-        effective = self.anchors.covariance.trace_solve(anchors.covariance)
-        self.scale = 1 / float(effective.mean() * count)
+        self.means_only = means_only
+        start = anchors.as_family("isotropic") if means_only else anchors
+        rank = choose_family(count, dim)[1]
+        self.running = RunningGaussians(start, anchors.mean.new_full((count,), float(clip)), clip=clip, rank=rank)
+        # The number of directions in which the anchors are wider than the ridge: the divergence grows with it, so
+        # dividing by it lets one weight serve narrow and wide networks.
+        effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
+        self.scale = 1 / (count if raw else count * effective)
 
     def loss(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
         """Compute the mean divergence over Gaussians, up to those without samples here, which are constant."""
         blend = self.running.blend(features, assignment)
         anchors = self.anchors.rows(blend.rows)
-        target = blend.gaussians
-        if self.match_norm:
-            target = _scaled_to(target, anchors.mean)
-        each = divergence(anchors, target.plus(self.ridge), self.direction)
-        return each.sum() * self.scale, blend
-
-
-def _scaled_to(target: Gaussians, means: Tensor) -> Gaussians:
-    """Scale each Gaussian, mean and spread, to the norm of its anchor: inferred anchors have the wrong scale."""
-    factor = means.norm(dim=1) / target.mean.norm(dim=1).clamp_min(1e-12)
-    return Gaussians(target.mean * factor[:, None], target.covariance.scaled(factor.square()))
+        target = blend.gaussians.plus(self.ridge)
+        if self.means_only:
+            factor = anchors.mean.norm(dim=1) / target.mean.norm(dim=1).clamp_min(1e-12)
+            target = Gaussians(target.mean * factor[:, None], anchors.covariance)
+        return divergence(anchors, target, self.direction).sum() * self.scale, blend
 
 
 @register
@@ -149,14 +141,21 @@ class TTAC(WindowAdapter):
         assert stats is not None
         self.generator = torch.Generator().manual_seed(options.seed)
         self.queue = SampleQueue(options.queue or options.window, self.classifier.num_classes)
-        self.tracker = BatchNormTracker(self.classifier, prior=options.bn_prior, clip=options.bn_clip)
+        self.tracker = BatchNormTracker(self.classifier, clip=options.bn_clip)
         optimizer = torch.optim.SGD(
             self._learning.values(), options.lr or options.rate_budget, momentum=options.momentum
         )
         self.updater = Updater(self._learning, optimizer)
         ridge = options.ridge * float(stats.overall.covariance.diagonal().max())
         self.alignments = {
-            name: Alignment(anchors, ridge=ridge, clip=clip, direction=options.direction, match_norm=stats.source_free)
+            name: Alignment(
+                anchors,
+                ridge=ridge,
+                clip=clip,
+                direction=options.direction,
+                means_only=stats.source_free,
+                raw=options.raw_divergence,
+            )
             for name, anchors, clip in (
                 ("anchor", stats.classes, options.clip_class),
                 ("global", stats.overall, options.clip_global),
@@ -170,10 +169,15 @@ class TTAC(WindowAdapter):
                 with torch.no_grad(), self.tracker.following(len(slots)):
                     self.classifier(self.queue.images[slots])
         if options.lr is None:
-            self.updater.set_rate(options.rate_budget / (options.passes * self.queue.minibatch_count(options.window)))
+            self.updater.set_rate(self._rate())
         for number in range(options.passes):
             for slots in self.queue.minibatches(options.window, self.generator):
                 self._step(slots, with_classes=number >= options.class_start * options.passes or options.passes == 1)
+
+    def _rate(self) -> float:
+        """Derive the rate of a step: what a window may spend, divided by the steps that the passes make of it."""
+        steps = self.options.passes * self.queue.minibatch_count(self.options.window)
+        return self.options.rate_budget * self.options.window / 256 / steps
 
     def _step(self, slots: Tensor, *, with_classes: bool) -> None:
         options = self.options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -10,7 +11,7 @@ from ttac.data.views import strong_view
 from ttac.losses import self_training
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import TTAC, TTACOptions
+from ttac.methods.ttac import PAPER, TTAC, TTACOptions
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class TTACPlusPlusOptions(TTACOptions):
     """TTAC's options, and those of self-training."""
 
     tau_st: float = 0.95
-    self_train_weight: float = 1.0  # lambda_2
+    self_train_weight: float = 0.1  # lambda_2
     operations: int = 2  # of RandAugment a sample
     magnitude: int = 10  # of RandAugment, 0..30
 
@@ -44,6 +45,10 @@ class TTACPlusPlus(TTAC):
         "by Anchored Clustering Regularized Self-Training",
     )
     options_type = TTACPlusPlusOptions
+    # The authors' code weighs self-training 20 times as much as the divergences.
+    presets: ClassVar = {
+        name: {**preset, "self_train_weight": 20 * preset["class_weight"]} for name, preset in PAPER.items()
+    }
     options: TTACPlusPlusOptions
 
     def _further_losses(self, images: Tensor, posterior: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,198 @@
+"""Images from a folder, in the order of their names."""
+
+from __future__ import annotations
+
+import math
+import os
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+
+SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".ppm", ".pgm"))
+# Others stay closed: Pillow would run Ghostscript on an EPS file, whatever its name.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP", "TIFF", "PPM")
+MAX_PIXELS = 2**26
+
+Report = Callable[[str, str], None]  # file, reason
+
+
+class UnreadableImageError(ValueError):
+    """A file is not an image that can be used; the message is the reason."""
+
+
+def list_images(folder: Path | str) -> list[str]:
+    """List the images below `folder`, sorted; links that lead out of it are left out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     Image.new("RGB", (2, 2)).save(Path(folder) / "b.PNG")
+    ...     list_images(folder)
+    ['b.PNG']
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"no folder {folder}")
+    inside = folder.resolve()
+    found, outside = [], 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent, name)
+            if path.suffix.lower() not in SUFFIXES or not path.is_file():
+                continue
+            if path.resolve().is_relative_to(inside):
+                found.append(path.relative_to(folder).as_posix())
+            else:
+                outside += 1
+    if not found:
+        reason = f"; {outside} links lead out of it" if outside else ""
+        raise ValueError(f"no image in {folder} ({', '.join(sorted(SUFFIXES))}){reason}")
+    return sorted(found)
+
+
+def labels_by_subfolder(files: Sequence[str], num_classes: int, classes: Sequence[str] | None) -> dict[str, int]:
+    """Label each file by its first subfolder: its place among the class names, or among the sorted subfolders.
+
+    >>> labels_by_subfolder(["cat/1.png", "ant/2.png"], 2, None)
+    {'cat/1.png': 1, 'ant/2.png': 0}
+    """
+    flat = [name for name in files if "/" not in name]
+    if flat:
+        raise ValueError(f"{len(flat)} images are in no class subfolder ({', '.join(flat[:3])}): group by prediction")
+    folders = {name: name.split("/")[0] for name in files}
+    found = sorted(set(folders.values()))
+    if classes is None:
+        classes = found
+        if len(found) != num_classes:
+            raise ValueError(
+                f"there are {len(found)} class subfolders, the model has {num_classes} classes: name its classes, or "
+                "group by prediction"
+            )
+    numbers = {name: number for number, name in enumerate(classes)}
+    unknown = [name for name in found if name not in numbers]
+    if unknown:
+        raise ValueError(f"subfolders that are no class of the model: {', '.join(unknown[:5])}")
+    if len(numbers) != len(classes):
+        raise ValueError("two classes of the model have one name, so subfolders cannot tell them apart")
+    return {name: numbers[folder] for name, folder in folders.items()}
+
+
+def image_size(folder: Path, files: Sequence[str]) -> tuple[int, int]:
+    """Give height and width of the first image that can be opened."""
+    for name in files:
+        try:
+            with _opened(folder / name) as image:
+                return image.height, image.width
+        except UnreadableImageError as error:
+            reason = error
+    raise ValueError(f"none of {len(files)} images can be read; {name}: {reason}")
+
+
+def read_image(path: Path, size: tuple[int, int] | None, channels: int, crop_pct: float = 1.0) -> Tensor:
+    """Read one image, resized and cropped around its centre to `size`, as `[C, H, W]` in [0, 1]."""
+    with _opened(path) as image:
+        try:
+            image = _eight_bit(image).convert("L" if channels == 1 else "RGB")
+            if size is not None:
+                image = _resized(image, size, crop_pct)
+        except Exception as error:  # decoders raise all kinds of errors on damaged files
+            raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+    pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
+    return pixels.permute(2, 0, 1).float() / 255
+
+
+@dataclass
+class FolderStream:
+    """Batches `(images [N, C, H, W] in [0, 1], names)` from `next_batch` on, which moves along.
+
+    Batches are cut by the place in `files`, so that a file that cannot be read leaves a gap in its own batch, and the
+    rest is the same whether a stream is walked at once or goes on from `next_batch`. Without `size`, all images must
+    have the size of the first.
+    """
+
+    folder: Path
+    files: Sequence[str]
+    batch: int
+    size: tuple[int, int] | None
+    channels: int
+    crop_pct: float = 1.0
+    unreadable: Report = lambda name, reason: None
+    next_batch: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that make no sense."""
+        if self.batch < 1:
+            raise ValueError(f"batch must be at least 1, not {self.batch}")
+        if self.channels not in (1, 3):
+            raise ValueError(f"the model takes {self.channels} channels; image files give 1 or 3")
+
+    def __iter__(self) -> Iterator[tuple[Tensor, list[str]]]:
+        expected = self.size or image_size(self.folder, self.files)
+        while (start := self.next_batch * self.batch) < len(self.files):
+            images, names = [], []
+            for name in self.files[start : start + self.batch]:
+                try:
+                    image = read_image(self.folder / name, self.size, self.channels, self.crop_pct)
+                except UnreadableImageError as error:
+                    self.unreadable(name, str(error))
+                    continue
+                if image.shape[1:] != expected:
+                    height, width = image.shape[1:]
+                    raise ValueError(
+                        f"{name} is {height} x {width}, the first image {expected[0]} x {expected[1]}: give the size "
+                        "that the model wants (--size), and all are resized to it"
+                    )
+                images.append(image)
+                names.append(name)
+            self.next_batch += 1
+            if images:
+                yield torch.stack(images), names
+
+
+def _opened(path: Path) -> Image.Image:
+    """Open an image and read its header alone."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            image = Image.open(path, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError(f"not an image of {', '.join(FORMATS)}") from error
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+    if image.width * image.height > MAX_PIXELS:
+        image.close()
+        raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
+    return image
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    """Scale 16-bit greys, which Pillow would cut off at 255."""
+    if image.mode.startswith("I"):
+        pixels = np.asarray(image)
+        if pixels.min() < 0 or pixels.max() > 65535:
+            raise ValueError("pixels are not in 0..65535")
+        return Image.fromarray((pixels / 257).round().astype(np.uint8))
+    if image.mode == "F":
+        raise ValueError("the range of floating-point pixels is not known")
+    return image
+
+
+def _resized(image: Image.Image, size: tuple[int, int], crop_pct: float) -> Image.Image:
+    """Resize to cover `size / crop_pct`, and crop: the evaluation transform of timm and torchvision."""
+    height, width = size
+    over_height, over_width = math.floor(height / crop_pct), math.floor(width / crop_pct)
+    if over_height * image.width >= over_width * image.height:
+        new = over_height, max(int(over_height * image.width / image.height), width)
+    else:
+        new = max(int(over_width * image.height / image.width), height), over_width
+    if new[0] * new[1] > MAX_PIXELS:
+        raise ValueError(f"{image.width} x {image.height} pixels are too elongated")
+    if new != (image.height, image.width):
+        image = image.resize((new[1], new[0]), Image.Resampling.BICUBIC)
+    top, left = round((new[0] - height) / 2), round((new[1] - width) / 2)
+    return image.crop((left, top, left + width, top + height))

@@ -1,0 +1,358 @@
+"""`ttac adapt`: stream a folder through an adapter, write what it predicts, and go on after an interruption."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import hashlib
+import io
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from ttac.classifier import Classifier
+from ttac.data.folder import FolderStream, image_size, list_images
+from ttac.engine import Outcome, Run
+from ttac.files import replacing, text_hash
+from ttac.heads import evaluating
+from ttac.methods.base import Adapter
+from ttac.methods.registry import adapt, methods
+from ttac.report.records import Record
+from ttac.source.models import LoadedModel, save_model
+from ttac.source.statistics import SourceStatistics
+
+PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
+PROGRESS, PART, INFERRED = "progress.pt", "predictions.csv.part", "inferred.safetensors"
+
+
+class StoppedError(Exception):
+    """A signal ended the job; the message says how to go on."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+@dataclass(frozen=True)
+class AdaptJob:
+    """What to adapt, on what, how, and where the results go."""
+
+    model: LoadedModel
+    images: Path
+    out: Path
+    stats: Path | None = None
+    method: str = "ttac++"
+    preset: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    batch: int = 64
+    checkpoint_every: float = 120.0  # seconds
+
+
+@dataclass
+class _Position:
+    """How far the job has come, beside what the adapter knows; plain values, so that torch loads them safely."""
+
+    next_batch: int = 0
+    csv_bytes: int = 0
+    updates: int = 0
+    seconds: float = 0.0
+    batch_sizes: list[int] = field(default_factory=list)
+    unreadable: list[list[str]] = field(default_factory=list)  # file, reason
+    continued_at: list[int] = field(default_factory=list)  # samples before each continuation
+
+
+def run_adapt(job: AdaptJob, console: Console) -> None:
+    """Do the job, or the rest of it."""
+    files = list_images(job.images)
+    settings = _settings(job, files)
+    if _is_complete(job.out, settings):
+        console.print(f"{job.out} is complete: nothing to do", markup=False)
+        return
+    saved = _saved_progress(job.out, settings)
+    classifier, description = job.model.classifier, job.model.description
+    size = description.size or image_size(job.images, files)
+    _try_size(classifier, size)
+    pixels = f"mean {_short(classifier.mean)}, std {_short(classifier.std)}"
+    console.print(
+        f"{description.arch}: {classifier.num_classes} classes, {size[0]} x {size[1]}, {pixels}", markup=False
+    )
+    stats = _statistics(job, saved is not None, console)
+    adapter = adapt(classifier, job.method, stats=stats, preset=job.preset, **job.options)
+    with _locked(job.out / PART) as table:
+        _Worker(job, settings, adapter, console, table).run(files, saved)
+
+
+class _Worker:
+    """One process's share of a job."""
+
+    def __init__(
+        self, job: AdaptJob, settings: dict[str, Any], adapter: Adapter, console: Console, table: BinaryIO
+    ) -> None:
+        self.job, self.settings, self.adapter, self.console, self.table = job, settings, adapter, console, table
+        self.description = job.model.description
+        self.position = _Position()
+        self.clock = Run(adapter)  # made before any state is loaded: an interrupted stream is still one stream
+
+    def run(self, files: list[str], saved: dict[str, Any] | None) -> None:
+        if saved is not None:
+            self._go_on_from(saved)
+        self.table.truncate(self.position.csv_bytes)
+        self.table.seek(self.position.csv_bytes)
+        stream = FolderStream(
+            self.job.images,
+            files,
+            self.job.batch,
+            self.description.size,
+            self.adapter.classifier.channels,
+            self.description.crop_pct,
+            self._report_unreadable,
+            self.position.next_batch,
+        )
+        if saved is None:
+            self.table.write(_row("file", "label", "confidence"))
+            self._checkpoint(stream)
+        self._walk(stream)
+        if not self.clock.samples:
+            raise ValueError(f"none of {len(files)} images could be read")
+        self._finish(files)
+
+    def _go_on_from(self, saved: dict[str, Any]) -> None:
+        self.adapter.load_state_dict(saved["adapter"])
+        self.position = position = _Position(**saved["position"])
+        if os.fstat(self.table.fileno()).st_size < position.csv_bytes:
+            raise ValueError(f"{self.job.out / PART} has lost lines: delete {self.job.out} and start again")
+        self.clock.samples, self.clock.seconds = self.adapter.samples_seen, position.seconds
+        self.clock.batch_sizes = set(position.batch_sizes)
+        position.continued_at.append(self.clock.samples)
+        self.console.print(f"going on after {self.clock.samples} images", markup=False)
+
+    def _walk(self, stream: FolderStream) -> None:
+        started = checkpointed = time.monotonic()
+        before = self.clock.samples
+        with _signals_noted(self.console) as noted, self._progress() as progress:
+            task = progress.add_task("adapting", total=len(stream.files), rate=0.0, updates=0)
+            for outcome, names in self.clock.walk(stream):
+                self._write_predictions(names, outcome)
+                self.position.updates += len(outcome.update_seconds)
+                progress.update(
+                    task,
+                    completed=min(stream.next_batch * stream.batch, len(stream.files)),
+                    rate=(self.clock.samples - before) / (time.monotonic() - started),
+                    updates=self.position.updates,
+                )
+                if noted or time.monotonic() - checkpointed >= self.job.checkpoint_every:
+                    self._checkpoint(stream)
+                    checkpointed = time.monotonic()
+                if noted:
+                    raise StoppedError(
+                        noted[0], f"stopped after {self.clock.samples} images; the same command goes on from there"
+                    )
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[rate]:.1f} images/s, {task.fields[updates]} updates"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def _write_predictions(self, names: list[str], outcome: Outcome) -> None:
+        confidence, label = outcome.logits.float().softmax(1).max(1)
+        classes = self.description.classes
+        for name, number, share in zip(names, label.tolist(), confidence.tolist(), strict=True):
+            self.table.write(_row(name, classes[number] if classes else str(number), f"{share:.6f}"))
+
+    def _report_unreadable(self, name: str, reason: str) -> None:
+        self.position.unreadable.append([name, reason])
+        self.console.print(f"skipped {name!a}: {reason}", markup=False)
+
+    def _checkpoint(self, stream: FolderStream) -> None:
+        """Note where the job is; the table is on disk before the note that counts its bytes."""
+        self.table.flush()
+        os.fsync(self.table.fileno())
+        position = self.position
+        position.next_batch, position.csv_bytes = stream.next_batch, self.table.tell()
+        position.seconds, position.batch_sizes = self.clock.seconds, sorted(self.clock.batch_sizes)
+        content = {
+            "settings": self.settings,
+            "position": dataclasses.asdict(position),
+            "adapter": self.adapter.state_dict(),
+        }
+        with replacing(self.job.out / PROGRESS) as draft:
+            torch.save(content, draft)
+
+    def _finish(self, files: list[str]) -> None:
+        """Write the results; the predictions take their name last, so their being there means that all is."""
+        out, position = self.job.out, self.position
+        save_model(out / WEIGHTS, self.adapter.classifier.model, self.description)
+        notes = {
+            "images": self.job.images.resolve().name,
+            "files": len(files),
+            "unreadable": position.unreadable,
+            "updates": position.updates,
+            "continued_at": position.continued_at,  # latencies are of the images after the last one
+            "settings": self.settings,
+        }
+        self.clock.record(errors=None, protocol=None, notes=notes).save(out / RECORD)
+        self.table.flush()
+        os.fsync(self.table.fileno())
+        (out / PART).replace(out / PREDICTIONS)
+        (out / PROGRESS).unlink()
+        self.console.print(
+            f"{out}: {self.clock.samples} images predicted, {position.updates} updates, "
+            f"{len(position.unreadable)} unreadable",
+            markup=False,
+        )
+
+
+def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
+    """Name all that the results depend on, as plain JSON."""
+    description = job.model.description
+    listing = [f"{name!a} {(job.images / name).stat().st_size}" for name in files]
+    settings = {
+        "images": text_hash(listing),
+        "model": job.model.classifier.fingerprint(),
+        "statistics": None if job.stats is None else _file_hash(job.stats),
+        "method": job.method,
+        "preset": job.preset,
+        "options": dict(job.options),
+        "batch": job.batch,
+        "size": None if description.size is None else list(description.size),
+        "crop_pct": description.crop_pct,
+        "classes": None if description.classes is None else text_hash([ascii(name) for name in description.classes]),
+        "device": str(job.model.classifier.mean.device),
+    }
+    # Through JSON, as the record keeps them: a checkpoint with the command line's own number types would not load.
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
+def _file_hash(path: Path) -> str:
+    if not path.is_file():
+        raise FileNotFoundError(f"no statistics file {path}")
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    if not (out / PREDICTIONS).exists():
+        return False
+    try:
+        there = Record.load(out / RECORD).provenance["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} holds a {PREDICTIONS} of something else: choose another --out") from error
+    _check_same(out, there, settings)
+    (out / PROGRESS).unlink(missing_ok=True)
+    return True
+
+
+def _saved_progress(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    path = out / PROGRESS
+    if not path.exists():
+        taken = [name for name in (WEIGHTS, RECORD) if (out / name).exists()]
+        if taken:
+            raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
+        return None
+    try:
+        saved: dict[str, Any] = torch.load(path, weights_only=True)
+        there = dict(saved["settings"])
+        _Position(**saved["position"])
+    except Exception as error:  # a damaged or forged file fails wherever it likes
+        raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
+    _check_same(out, there, settings)
+    return saved
+
+
+def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
+    differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
+    if differing:
+        raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")
+
+
+def _try_size(classifier: Classifier, size: tuple[int, int]) -> None:
+    """Run the model once, so that images it cannot take are refused before anything is written."""
+    image = torch.zeros(1, classifier.channels, *size, device=classifier.mean.device)
+    try:
+        with evaluating(classifier), torch.no_grad():
+            classifier(image)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ValueError(f"the model does not take {size[0]} x {size[1]} images ({reason}): set --size") from error
+
+
+def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics | None:
+    classifier = job.model.classifier
+    if job.stats is not None:
+        return SourceStatistics.load(job.stats, classifier)
+    known = methods().get(job.method)
+    if known is None or "statistics" not in known.capabilities.needs:
+        return None
+    path = job.out / INFERRED
+    if going_on and path.exists():
+        return SourceStatistics.load(path, classifier)
+    # Anchors that cost nothing, so that a mistake in the options shows before minutes go into better ones.
+    adapt(classifier, job.method, stats=SourceStatistics.rescale_weights(classifier), preset=job.preset, **job.options)
+    console.print("no --stats: anchors are inferred from the head's weights (source-free)", markup=False)
+    stats = SourceStatistics.infer(classifier)
+    stats.save(path)  # so that a continuation need not infer again
+    return stats
+
+
+def _short(pixels: Tensor) -> str:
+    return ", ".join(f"{value:.4g}" for value in pixels.flatten().tolist())
+
+
+def _row(*cells: str) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode(errors="surrogateescape")  # file names need not be UTF-8
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to write on from what it holds, for this process alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another process is writing to {path.parent}") from error
+        yield file
+
+
+@contextmanager
+def _signals_noted(console: Console) -> Iterator[list[int]]:
+    """Note the first SIGINT or SIGTERM, for the loop to end after its batch; the second one ends it at once."""
+    noted: list[int] = []
+
+    def note(signum: int, _frame: object) -> None:
+        if noted:
+            raise StoppedError(signum, "stopped at once; the same command goes on from the last checkpoint")
+        noted.append(signum)
+        console.print("stopping after this batch; interrupt again to stop at once", markup=False)
+
+    if threading.current_thread() is not threading.main_thread():  # Python leaves signals to the main thread
+        yield noted
+        return
+    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)

@@ -1,0 +1,186 @@
+"""Source statistics: collected against torch.cov, inferred against an independent solver, files against damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ttac import Classifier, SourceStatistics
+from ttac.gaussian import FAMILIES
+from ttac.source.infer import WEIGHT_DECAY, anchors_around, infer_means
+from ttac.source.networks import ResNet
+
+
+def images_and_labels(count: int = 120, classes: int = 10) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(count, 3, 16, 16, generator=generator), torch.arange(count) % classes
+
+
+def loader(size: int = 32) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    images, labels = images_and_labels()
+    return list(zip(images.split(size), labels.split(size), strict=True))
+
+
+def test_collected_statistics_equal_torch_cov(tiny_classifier: Classifier) -> None:
+    classifier = tiny_classifier.double()
+    images, labels = images_and_labels()
+    stats = SourceStatistics.collect(classifier, loader())
+    with torch.no_grad():
+        features = classifier.features(images.double())
+    for k in range(10):
+        own = features[labels == k]
+        torch.testing.assert_close(stats.classes.mean[k], own.mean(0))
+        expected = torch.cov(own.mT, correction=0)
+        torch.testing.assert_close(stats.classes.covariance.dense()[k], expected, atol=1e-10, rtol=0)
+    torch.testing.assert_close(stats.overall.mean[0], features.mean(0))
+    expected = torch.cov(features.mT, correction=0)
+    torch.testing.assert_close(stats.overall.covariance.dense()[0], expected, atol=1e-10, rtol=0)
+    assert stats.origin.counts == (12,) * 10
+    assert stats.origin.samples == 120
+    assert not stats.source_free
+
+
+def test_collecting_leaves_the_classifier_alone(tiny_classifier: Classifier) -> None:
+    tiny_classifier.train()
+    before = tiny_classifier.fingerprint()
+    SourceStatistics.collect(tiny_classifier, loader())
+    assert tiny_classifier.fingerprint() == before
+    assert tiny_classifier.training
+
+
+def test_grouping_by_prediction(tiny_classifier: Classifier) -> None:
+    images, _ = images_and_labels()
+    with torch.no_grad():
+        predictions = tiny_classifier(images).argmax(1)
+    with pytest.raises(ValueError, match=r"no source sample of class .* \(grouped by prediction\)"):
+        SourceStatistics.collect(tiny_classifier, [images])
+    # Give the head a bias that makes every class win somewhere: predictions are then a grouping of their own.
+    assert len(predictions.unique()) < 10
+    two = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, 2)))
+    with torch.no_grad():
+        two.head.bias.zero_()
+        two.head.weight.copy_(two.head.weight - two.head.weight.mean(1, keepdim=True))
+        predictions = two(images).argmax(1)
+    stats = SourceStatistics.collect(two, [images], family="diagonal")
+    assert stats.origin.grouped_by == "prediction"
+    assert stats.origin.counts == tuple(torch.bincount(predictions, minlength=2).tolist())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_can_be_chosen_and_survive_a_file(family: str, tiny_classifier: Classifier, tmp_path: Path) -> None:
+    stats = SourceStatistics.collect(tiny_classifier, loader(), family=family, rank=3)
+    assert stats.classes.covariance.family == family
+    stats.save(tmp_path / "stats.safetensors")
+    loaded = SourceStatistics.load(tmp_path / "stats.safetensors", tiny_classifier)
+    assert loaded.origin == stats.origin
+    for ours, theirs in ((stats.classes, loaded.classes), (stats.overall, loaded.overall)):
+        assert torch.equal(ours.mean, theirs.mean)
+        assert torch.equal(ours.covariance.dense(), theirs.covariance.dense())
+    assert [path.name for path in tmp_path.iterdir()] == ["stats.safetensors"]
+
+
+def test_bad_loaders_are_refused(tiny_classifier: Classifier) -> None:
+    images, labels = images_and_labels()
+    with pytest.raises(ValueError, match=r"no source sample of class 9"):
+        SourceStatistics.collect(tiny_classifier, [(images, labels.clamp_max(8))])
+    with pytest.raises(ValueError, match="labels must be in"):
+        SourceStatistics.collect(tiny_classifier, [(images, labels + 1)])
+    with pytest.raises(ValueError, match="needs a loader that yields"):
+        SourceStatistics.collect(tiny_classifier, [images], group_by="label")
+    with pytest.raises(ValueError, match="family must be one of"):
+        SourceStatistics.collect(tiny_classifier, loader(), family="spherical")
+    with pytest.raises(TypeError, match="the loader yields dict"):
+        SourceStatistics.collect(tiny_classifier, [{"image": images}])
+
+
+def rmsprop_means(weight: torch.Tensor, bias: torch.Tensor, parameterisation: str) -> torch.Tensor:
+    """The authors' way: RMSprop with momentum on the parameter itself, here with a falling rate so that it settles."""
+    root = torch.full_like(weight, 0.1).requires_grad_()
+    solver = torch.optim.RMSprop([root], lr=1e-2, weight_decay=WEIGHT_DECAY, momentum=0.9)
+    mean = {"absolute": torch.abs, "square": torch.square, "signed": torch.clone}[parameterisation]
+    for step in range(6000):
+        solver.param_groups[0]["lr"] = 1e-2 * 0.999**step
+        loss = F.cross_entropy(mean(root) @ weight.mT + bias, torch.arange(len(weight)), reduction="sum")
+        solver.zero_grad()
+        loss.backward()
+        solver.step()
+    return mean(root.detach())
+
+
+@pytest.mark.parametrize("parameterisation", ["absolute", "square", "signed"])
+def test_inferred_means_are_what_the_authors_solver_tends_to(parameterisation: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(4, 12, generator=generator, dtype=torch.float64)
+    bias = 0.1 * torch.randn(4, generator=generator, dtype=torch.float64)
+    ours, theirs = infer_means(weight, bias, parameterisation), rmsprop_means(weight, bias, parameterisation)
+    assert F.cosine_similarity(ours, theirs).min() > 0.999
+    torch.testing.assert_close(ours, theirs, atol=0.03 * float(theirs.abs().max()), rtol=0)
+    assert (ours @ weight.mT + bias).argmax(1).tolist() == [0, 1, 2, 3]
+    if parameterisation != "signed":
+        assert ours.min() >= 0
+
+
+def test_anchors_are_the_moments_of_their_mixture() -> None:
+    means = torch.randn(5, 7, dtype=torch.float64)
+    classes, overall = anchors_around(means)
+    between = torch.cov(means.mT, correction=0)
+    gamma = torch.linalg.svdvals(between)[0] / 30
+    torch.testing.assert_close(classes.covariance.dense(), gamma * torch.eye(7).double().expand(5, 7, 7))
+    torch.testing.assert_close(overall.mean[0], means.mean(0))
+    torch.testing.assert_close(overall.covariance.dense()[0], gamma * torch.eye(7).double() + between)
+
+
+def test_inference_knows_signed_features(tiny_classifier: Classifier) -> None:
+    assert SourceStatistics.infer(tiny_classifier).classes.mean.min() >= 0  # ends in a ReLU
+    signed = Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6), nn.LayerNorm(6), nn.Linear(6, 4)), head="3"
+    )
+    assert SourceStatistics.infer(signed).classes.mean.min() < 0
+
+
+def test_rescaled_weights_have_one_norm(tiny_classifier: Classifier) -> None:
+    stats = SourceStatistics.rescale_weights(tiny_classifier)
+    weight = tiny_classifier.head.weight
+    assert F.cosine_similarity(stats.classes.mean, weight).min() > 1 - 1e-6
+    torch.testing.assert_close(stats.classes.mean.norm(dim=1), weight.norm(dim=1).mean().expand(10))
+    assert stats.origin.how == "rescaled"
+    assert stats.source_free
+
+
+def test_statistics_of_another_model_are_refused_with_both_fingerprints(
+    tiny_classifier: Classifier, tmp_path: Path
+) -> None:
+    path = tmp_path / "stats.safetensors"
+    SourceStatistics.infer(tiny_classifier).save(path)
+    torch.manual_seed(7)
+    other = Classifier(ResNet(8, 10, width=4))
+    with pytest.raises(ValueError, match="belong to the model") as caught:
+        SourceStatistics.load(path, other)
+    assert tiny_classifier.fingerprint() in str(caught.value)
+    assert other.fingerprint() in str(caught.value)
+    with pytest.raises(ValueError, match="10 classes and 16 features; the classifier has 7 and 16"):
+        SourceStatistics.load(path, Classifier(ResNet(8, 7, width=4)))
+
+
+def test_damaged_files_are_refused_by_name(tiny_classifier: Classifier, tmp_path: Path) -> None:
+    good = tmp_path / "good.safetensors"
+    SourceStatistics.infer(tiny_classifier).save(good)
+    content = good.read_bytes()
+    flipped = bytearray(content)
+    flipped[-4:] = b"\xff\xff\xff\x7f"  # the last number becomes NaN
+    for number, damage in enumerate((b"", b"hello", content[: len(content) // 2], content[:-5], bytes(flipped))):
+        bad = tmp_path / f"bad{number}.safetensors"
+        bad.write_bytes(damage)
+        with pytest.raises(ValueError, match=f"bad{number}.safetensors is not a readable statistics file"):
+            SourceStatistics.load(bad)
+    from safetensors.torch import save_file
+
+    save_file({"classes.mean": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match="its format is None"):
+        SourceStatistics.load(tmp_path / "other.safetensors")
+    with pytest.raises(FileNotFoundError, match="no statistics file"):
+        SourceStatistics.load(tmp_path / "missing.safetensors")

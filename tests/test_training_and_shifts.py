@@ -1,0 +1,62 @@
+"""Source training learns, repeats itself and refuses what it cannot do; shifts stay images."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ttac import Classifier
+from ttac.demo import SHIFTS
+from ttac.source.networks import ResNet
+from ttac.source.train import train_source
+
+
+def two_kinds(count: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
+    """Images that are bright on the top or at the bottom."""
+    generator = torch.Generator().manual_seed(0)
+    images = 60 * torch.rand(count, 3, 16, 16, generator=generator)
+    labels = torch.arange(count) % 2
+    images[labels == 0, :, :8] += 150
+    images[labels == 1, :, 8:] += 150
+    return images.byte(), labels
+
+
+def test_training_learns_and_repeats_itself() -> None:
+    images, labels = two_kinds()
+    prints, losses = [], []
+    for _ in range(2):
+        torch.manual_seed(0)
+        classifier = Classifier(ResNet(8, 2, width=4), mean=[0.5] * 3, std=[0.25] * 3)
+        train_source(classifier, images, labels, epochs=4, batch=16, padding=2,
+                     progress=lambda epoch, epochs, loss: losses.append((epoch, epochs, loss)))  # fmt: skip
+        prints.append(classifier.fingerprint())
+        assert not classifier.training
+        with torch.no_grad():
+            assert (classifier(images / 255).argmax(1) == labels).float().mean() > 0.95
+    assert prints[0] == prints[1]
+    assert [epoch for epoch, _, _ in losses] == [1, 2, 3, 4] * 2
+    assert losses[3][2] < losses[0][2]
+
+
+def test_training_refuses_too_few_images() -> None:
+    images, labels = two_kinds(8)
+    with pytest.raises(ValueError, match="8 images do not fill one batch of 128: lower batch"):
+        train_source(ResNet(8, 2, width=4), images, labels, epochs=1)
+
+
+def test_depth_must_fit_the_blocks() -> None:
+    with pytest.raises(ValueError, match="depth must be 6 n"):
+        ResNet(18, 10)
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_shifts_keep_shape_and_range_repeat_and_change_the_image(name: str) -> None:
+    images = torch.rand(6, 1, 32, 32, generator=torch.Generator().manual_seed(0))
+    kept = images.clone()
+    first, second = (SHIFTS[name](images, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert torch.equal(first, second)
+    assert torch.equal(images, kept)
+    assert first.shape == images.shape
+    assert float(first.min()) >= 0
+    assert float(first.max()) <= 1 + 1e-6
+    assert float((first - images).abs().mean()) > 0.02
