@@ -100,4 +100,4 @@ def main(depth: int = 20, window: int = 256, rounds: int = 7, threads: int = 2, 
 
 
 if __name__ == "__main__":
-    auto_cli(main)
+    auto_cli(main, as_positional=False)

@@ -51,7 +51,7 @@ class Contender:
 
 
 # A mirrored digit is another sign, so no view is flipped.
-SMALL_STREAM = {"window": 50, "queue": 200, "passes": 2, "flip": False}
+SMALL_STREAM = {"window": 50, "queue": 100, "passes": 2, "rate_budget": 0.2, "flip": False}
 CONTENDERS = (
     Contender("TEST", "test", None, "N-O-SF", {}),
     Contender("BN", "bn", None, "N-O-SF", {"window": 50}),

@@ -26,9 +26,16 @@ def replacing(path: Path | str) -> Iterator[Path]:
         yield draft
         with draft.open("rb") as written:
             os.fsync(written.fileno())
+        draft.chmod(0o666 & ~_umask())  # safetensors keeps its files from everybody else
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)  # there is no way to read it without setting it
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: Path | str, value: Any) -> None:

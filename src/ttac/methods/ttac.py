@@ -102,9 +102,9 @@ class Alignment:
         rank = choose_family(count, dim)[1]
         self.running = RunningGaussians(start, anchors.mean.new_full((count,), float(clip)), clip=clip, rank=rank)
         # The number of directions in which the anchors are wider than the ridge: the divergence grows with it, so
-        # dividing by it lets one weight serve narrow and wide networks.
+        # dividing by it lets one weight serve narrow and wide networks. Classes of one sample each have none at all.
         effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
-        self.scale = 1 / (count if raw else count * effective)
+        self.scale = 1 / (count if raw else count * max(effective, 1.0))
 
     def loss(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
         """Compute the mean divergence over Gaussians, up to those without samples here, which are constant."""
