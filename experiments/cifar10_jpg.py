@@ -129,12 +129,12 @@ def main(
     images, labels = load(data, "test")
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))[:samples]
     images, labels = images[order], labels[order]
-    run_one(out / "clean-test.json", classifier, CONTENDERS[0], statistics, images, labels, seed, "clean")
+    run_one(out / f"clean-test-{samples}-{seed}.json", classifier, CONTENDERS[0], statistics, images, labels, seed, "clean")
     for shift in shifts or SHIFTS:
         target = shifted(images, shift, seed)
         for contender in CONTENDERS:
             if contenders is None or contender.title in contenders:
-                name = f"{shift}-{contender.title}".replace(",", "").replace(" ", "-").replace("++", "pp").lower()
+                name = f"{shift}-{contender.title}-{samples}-{seed}".replace(",", "").replace(" ", "-").replace("++", "pp").lower()
                 run_one(out / f"{name}.json", classifier, contender, statistics, target, labels, seed, shift)
     write_tables(out)
 

@@ -38,8 +38,7 @@ def test_timm_models_adapt_from_their_weights_alone(name: str) -> None:
     timm = pytest.importorskip("timm", reason="real networks to adapt come from timm: pip install 'ttac[timm]'")
     torch.manual_seed(0)
     classifier = Classifier(timm.create_model(name, num_classes=4, **timm_models[name]).eval())
-    signed = name.startswith("vit")
-    stats = SourceStatistics.infer(classifier, parameterisation="signed" if signed else None)
+    stats = SourceStatistics.infer(classifier)
     adapter = ttac.adapt(classifier, "ttac++", stats=stats, window=8, queue=16, passes=2, tau_pp=0.0, tau_st=0.0)
     logits = adapter(checks.subject("test", classifier).images)
     assert bool(logits.isfinite().all())
@@ -55,8 +54,11 @@ def test_other_precisions(method: str, dtype: torch.dtype) -> None:
     checks.state_round_trips(subject)
     checks.one_class_survives(subject)
     adapter = subject.make()
+    before = {name: value.detach().clone() for name, value in adapter.classifier.named_parameters()}
     logits = adapter(subject.images)
     assert logits.dtype == dtype
+    moved = [name for name, value in adapter.classifier.named_parameters() if not torch.equal(value, before[name])]
+    assert len(moved) > 0.8 * len(adapter.changed_parameters)
     assert adapter.counters()["steps"] > 0
     assert adapter.counters()["skipped_steps"] == 0
 

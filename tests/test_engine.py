@@ -13,7 +13,7 @@ import torch
 import ttac
 from ttac import Classifier, Record, SourceStatistics, checks
 from ttac.metrics import PeakMemory
-from ttac.protocols import PROTOCOLS
+from ttac.protocols import PROTOCOLS, Protocol
 
 
 def stream(subject: checks.Subject, size: int = 8) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -58,7 +58,9 @@ def test_a_record_says_that_the_adapter_had_seen_samples_before() -> None:
     subject = checks.subject("bn")
     adapter = subject.make()
     ttac.evaluate(adapter, stream(subject), protocol="N-O-SF")
-    record = ttac.evaluate(adapter, stream(subject), protocol="N-O-SF")
+    with pytest.raises(ValueError, match="has already seen 44 samples"):
+        ttac.evaluate(adapter, stream(subject), protocol="N-O-SF")
+    record = ttac.evaluate(adapter, stream(subject), protocol="N-O-SF", continuing=True)
     assert record.provenance["samples_before"] == 44
     assert record.provenance["reset"].startswith("none")
 
@@ -84,6 +86,9 @@ def test_more_than_the_protocol_allows_is_refused_before_anything_is_read(tiny_c
         ttac.evaluate(adapter, never(), protocol="N-O")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="BN is not defined under N-O-SL"):
         ttac.evaluate(ttac.adapt(tiny_classifier, "bn"), never(), protocol="N-O-SL")  # type: ignore[arg-type]
+    forged = Protocol("N-O-SF", modified_objective=False, passes="one", source="light")
+    with pytest.raises(ValueError, match="none of the six protocols"):
+        ttac.evaluate(adapter, never(), protocol=forged)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="one-pass"):
         ttac.evaluate(adapter, never(), protocol="N-M-SL")  # type: ignore[arg-type]
     inferred = ttac.adapt(tiny_classifier, "ttac++", stats=SourceStatistics.infer(tiny_classifier))

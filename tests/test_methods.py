@@ -27,7 +27,15 @@ def test_conformance(method: str, check: Any) -> None:
     check(checks.subject(method))
 
 
-@pytest.mark.parametrize("options", [{"predict": "before"}, {"direction": "one-sided"}, {"queue": 0}], ids=str)
+VARIANTS: list[dict[str, Any]] = [
+    {"predict": "before"},
+    {"direction": "one-sided"},
+    {"queue": 0},
+    {"source_free": True},
+]
+
+
+@pytest.mark.parametrize("options", VARIANTS, ids=str)
 @pytest.mark.parametrize("method", ["ttac", "ttac++"])
 def test_conformance_of_variants(method: str, options: dict[str, Any]) -> None:
     checks.run_all(method, **options)
@@ -72,7 +80,7 @@ def test_unknown_names_raise_and_name_the_close_ones(tiny_classifier: Classifier
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window must be at least 1, not 0"),
+        ({"window": 1}, "window must be at least 2, not 1"),
         ({"queue": 100}, "queue must be 0 or hold a window of 256, not 100"),
         ({"predict": "during"}, "predict must be before or after, not 'during'"),
         ({"passes": 0}, "passes must be at least 1"),
@@ -280,6 +288,46 @@ def test_a_loss_that_is_not_finite_skips_the_step_and_restores_everything(monkey
     monkeypatch.undo()
     assert bool(adapter(subject.batches()[2]).isfinite().all())
     assert adapter.counters()["steps"] > before["method_state"]["updater"]["steps"]
+
+
+@pytest.mark.parametrize("method", ["bn", "tent", "ttac++"])
+def test_images_that_overflow_the_network_do_not_poison_it(method: str) -> None:
+    subject = checks.subject(method)
+    adapter = subject.make()
+    first, second, third, *_ = subject.batches()
+    adapter(first)
+    good = adapter.predict(third)
+    stem = adapter.classifier.model.conv1
+    handle = stem.register_forward_hook(lambda _module, _inputs, output: output * torch.inf)
+    before = adapter.state_dict()["classifier"]
+    adapter(second)
+    handle.remove()
+    assert checks._same(before, adapter.state_dict()["classifier"])
+    assert adapter.counters()["refused_statistics"] > 0
+    assert torch.equal(adapter.predict(third), good)
+    assert bool(adapter(third).isfinite().all())
+
+
+def test_a_size_that_the_model_cannot_take_is_refused_and_the_right_one_still_goes() -> None:
+    network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 64, 3))
+    adapter = ttac.adapt(Classifier(network.eval()), "bn", window=4)
+    with pytest.raises(ValueError, match="the model does not take images of 3 x 9 x 9"):
+        adapter(torch.rand(2, 3, 9, 9))
+    assert adapter(torch.rand(6, 3, 8, 8)).shape == (6, 3)
+    assert adapter(torch.rand(2, 3, 8, 8, dtype=torch.float64)).shape == (2, 3)  # another precision is only converted
+
+
+def test_a_state_made_with_other_statistics_is_refused(tiny_classifier: Classifier) -> None:
+    inferred, rescaled = SourceStatistics.infer(tiny_classifier), SourceStatistics.rescale_weights(tiny_classifier)
+    state = ttac.adapt(tiny_classifier, "ttac", stats=inferred).state_dict()
+    with pytest.raises(ValueError, match="the state is of another statistics"):
+        ttac.adapt(tiny_classifier, "ttac", stats=rescaled).load_state_dict(state)
+
+
+def test_a_head_alone_has_no_backbone_to_adapt() -> None:
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+    with pytest.raises(ValueError, match="this model is a linear head alone"):
+        ttac.adapt(classifier, "ttac", stats=SourceStatistics.rescale_weights(classifier))
 
 
 def test_gradients_that_are_not_finite_skip_the_step() -> None:

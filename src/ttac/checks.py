@@ -42,27 +42,34 @@ class Subject:
         return list(self.images.split(size))
 
 
-def subject(method: str, classifier: Classifier | None = None, **options: Any) -> Subject:
+def subject(
+    method: str, classifier: Classifier | None = None, *, side: int = 16, source_free: bool = False, **options: Any
+) -> Subject:
     """Build the subject of a registered method, by default on a tiny residual network with random weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         classifier = classifier or Classifier(ResNet(8, 4, width=4)).eval()
     generator = torch.Generator().manual_seed(1)
-    side = 16
     images = torch.rand(5 * WINDOW + WINDOW // 2, classifier.channels, side, side, generator=generator)
     cls = methods()[method]
     known = {field.name for field in fields(cls.options_type)}
     options = {**{name: value for name, value in SMALL.items() if name in known}, **options}
     # Random networks are sure of nothing: let every sample pass, or half of the code would not run.
     options |= {name: 0.0 for name in ("tau_pp", "tau_st") if name in known and name not in options}
-    stats = _statistics(classifier, images) if "statistics" in cls.capabilities.needs else None
+    stats = None
+    if "statistics" in cls.capabilities.needs:
+        labels = torch.arange(len(images)) % classifier.num_classes
+        free, light = SourceStatistics.rescale_weights, SourceStatistics.collect
+        stats = free(classifier) if source_free else light(classifier, [(images, labels)])
     return Subject(lambda: adapt(classifier, method, stats=stats, **options), images)
 
 
-def run_all(method: str, classifier: Classifier | None = None, **options: Any) -> None:
+def run_all(
+    method: str, classifier: Classifier | None = None, *, side: int = 16, source_free: bool = False, **options: Any
+) -> None:
     """Run every check on a registered method; the first broken promise raises."""
     for check in CHECKS:
-        check(subject(method, classifier, **options))
+        check(subject(method, classifier, side=side, source_free=source_free, **options))
 
 
 def predict_is_pure(subject: Subject) -> None:
@@ -161,6 +168,16 @@ def only_declared_parameters_move(subject: Subject) -> None:
     _require(not undeclared, f"parameters moved without being declared: {', '.join(undeclared)}")
 
 
+def no_grad_does_not_matter(subject: Subject) -> None:
+    """A caller's `no_grad` or `inference_mode` changes nothing."""
+    reference = _drive(subject.make(), subject.batches())
+    for mode in (torch.no_grad, torch.inference_mode):
+        adapter = subject.make()
+        with mode():
+            batches = [images.clone() for images in subject.batches()]
+            _require(torch.equal(_drive(adapter, batches), reference), f"{mode.__name__} changes predictions")
+
+
 def labels_are_out_of_reach(subject: Subject) -> None:
     """Other labels give the same predictions."""
     curves = []
@@ -168,7 +185,8 @@ def labels_are_out_of_reach(subject: Subject) -> None:
         adapter = subject.make()
         labels = (torch.arange(WINDOW) + shift) % adapter.classifier.num_classes
         stream = [(images, labels[: len(images)]) for images in subject.batches()]
-        protocol = "N-O-SL" if "N-O-SL" in adapter.capabilities.protocols else "N-O-SF"
+        light = adapter.stats is not None and not adapter.stats.source_free
+        protocol = "N-O-SL" if light else "N-O-SF"
         evaluate(adapter, stream, protocol=protocol)
         curves.append(adapter.predict(subject.images))
     _require(torch.equal(*curves), "labels reach the method")
@@ -203,7 +221,8 @@ def bad_input_changes_nothing(subject: Subject) -> None:
     before = adapter.state_dict()
     nan = second.clone()
     nan[-1, 0, 0, 0] = torch.nan
-    for bad in (nan, second[0], second[:0], second[:, :1].repeat(1, 7, 1, 1), second * 255, second.to(torch.int64)):
+    seven = second[:, :1].repeat(1, 7, 1, 1)
+    for bad in (nan, second[0], second[:0], seven, second * 255, second.to(torch.int64), second.flatten(2)):
         try:
             adapter(bad)
         except (TypeError, ValueError):
@@ -223,15 +242,11 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     one_class_survives,
     partial_window_is_predicted,
     only_declared_parameters_move,
+    no_grad_does_not_matter,
     labels_are_out_of_reach,
     the_future_is_out_of_reach,
     bad_input_changes_nothing,
 )
-
-
-def _statistics(classifier: Classifier, images: Tensor) -> SourceStatistics:
-    labels = torch.arange(len(images)) % classifier.num_classes
-    return SourceStatistics.collect(classifier, [(images, labels)])
 
 
 def _drive(adapter: Adapter, batches: list[Tensor]) -> Tensor:

@@ -154,8 +154,9 @@ class Classifier(nn.Module):
         self._verified = True
 
     def check(self, images: Tensor) -> Tensor:
-        """Return `images` on this classifier's device, or raise an error that says what is wrong with them."""
-        return check_images(images, self._channels).to(self.mean.device)
+        """Return `images` on this device and in one precision, or raise an error that says what is wrong with them."""
+        wide = torch.float64 if self.head.weight.dtype == torch.float64 else torch.float32
+        return check_images(images, self._channels).to(self.mean.device, wide)
 
     def backbone_parameters(self) -> dict[str, nn.Parameter]:
         """All parameters but the head's, by name."""

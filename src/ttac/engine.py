@@ -51,7 +51,8 @@ class Run:
             self.samples += len(logits)
             self.batch_sizes.add(len(logits))
             step = self.adapter.last_step
-            self._latency["predict"].update(step.predict_seconds)
+            if step.predict_seconds:  # a method that predicts during its update has no time of its own for it
+                self._latency["predict"].update(step.predict_seconds)
             for seconds in step.update_seconds:
                 self._latency["update"].update(seconds)
             yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples), kept
@@ -114,10 +115,14 @@ def evaluate(
     stream: Iterable[tuple[Tensor, Tensor]],
     protocol: str | Protocol = "N-O-SL",
     *,
+    continuing: bool = False,
     progress: Callable[[Outcome], None] | None = None,
     **notes: Any,
 ) -> Record:
     """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance.
+
+    An adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
+    `continuing=True` it goes on from what it has learned, and the record says so.
 
     >>> import torch
     >>> from ttac.classifier import Classifier
@@ -129,6 +134,11 @@ def evaluate(
     """
     protocol = get_protocol(protocol)
     check_protocol(adapter, protocol)
+    if adapter.samples_seen and not continuing:
+        raise ProtocolError(
+            f"this adapter has already seen {adapter.samples_seen} samples: call adapter.reset(), "
+            "or say continuing=True for a new stream that follows the old one"
+        )
     classes = adapter.classifier.num_classes
     errors = ErrorMeter(classes)
     run = Run(adapter)

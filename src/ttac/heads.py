@@ -123,6 +123,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 def _probe_shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
     known = input_channels(model)
     config = pretrained_config(model)
+    fixed = getattr(getattr(model, "patch_embed", None), "img_size", None)  # timm's transformers, as they were built
+    if isinstance(fixed, tuple) and len(fixed) == 2:
+        yield known or 3, *fixed
     # What timm and transformers note; it is stale where a model was built for another size or other channels.
     if config.get("input_size"):
         channels, height, width = config["input_size"]

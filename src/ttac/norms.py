@@ -30,13 +30,21 @@ class BatchNormTracker:
         self.layers = batch_norms(module)
         self.clip = clip
         self.seen = 0
+        self.refused = 0  # passes whose statistics were not finite
 
     @contextmanager
     def following(self, count: int) -> Iterator[None]:
-        """Let one forward pass of `count` samples normalise by its own statistics and move the stored ones."""
+        """Let one forward pass of `count` samples normalise by its own statistics and move the stored ones.
+
+        Statistics that are not finite would never leave the average again: they are refused and counted.
+        """
+        before = self.snapshot()
         self.seen = min(self.seen + count, self.clip)  # what is beyond the clip has no effect and need not be kept
         with self._training(count / max(self.seen, count)):
             yield
+        if not all(bool(buffer.isfinite().all()) for buffer in self._buffers()):
+            self.restore(before)
+            self.refused += 1
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -55,13 +63,23 @@ class BatchNormTracker:
             for layer, value in zip(self.layers, usual, strict=True):
                 layer.training, layer.momentum = False, value
 
+    def _buffers(self) -> Iterator[Tensor]:
+        return (buffer for layer in self.layers for buffer in layer.buffers(recurse=False))
+
     def snapshot(self) -> tuple[int, list[Tensor]]:
         """Copy the stored statistics, for a step that may have to be undone."""
-        return self.seen, [buffer.clone() for layer in self.layers for buffer in layer.buffers(recurse=False)]
+        return self.seen, [buffer.clone() for buffer in self._buffers()]
 
     def restore(self, snapshot: tuple[int, list[Tensor]]) -> None:
         """Put a snapshot back."""
         self.seen, copies = snapshot
-        buffers = (buffer for layer in self.layers for buffer in layer.buffers(recurse=False))
-        for buffer, copy in zip(buffers, copies, strict=True):
+        for buffer, copy in zip(self._buffers(), copies, strict=True):
             buffer.copy_(copy)
+
+    def state(self) -> dict[str, int]:
+        """Give what is not in the layers themselves."""
+        return {"seen": self.seen, "refused": self.refused}
+
+    def load(self, state: dict[str, int]) -> None:
+        """Take back what `state` gave."""
+        self.seen, self.refused = state["seen"], state["refused"]

@@ -45,6 +45,8 @@ def get_protocol(protocol: str | Protocol) -> Protocol:
     'light'
     """
     if isinstance(protocol, Protocol):
+        if PROTOCOLS.get(protocol.name) != protocol:
+            raise ProtocolError(f"{protocol} is none of the six protocols: {', '.join(PROTOCOLS)}")
         return protocol
     if protocol not in PROTOCOLS:
         raise ProtocolError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")

@@ -53,7 +53,7 @@ class WindowOptions(Options):
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         super().__post_init__()
-        require(self.window >= 1, "window must be at least 1", self.window)
+        require(self.window >= 2, "window must be at least 2", self.window)
         require(self.predict in self.moments, f"predict must be {' or '.join(self.moments)}", self.predict)
 
 
@@ -91,7 +91,8 @@ class Adapter(ABC):
                 "(source-light) or stats=SourceStatistics.infer(clf) (source-free)"
             )
         self.source_fingerprint = classifier.fingerprint()
-        self.stats = stats
+        self.stats = None if stats is None else stats.to(classifier.mean.device)
+        self._statistics_print = None if stats is None else stats.fingerprint()
         self.options = options
         self.classifier = classifier.copy().eval()
         self._source = {name: tensor.clone() for name, tensor in self.classifier.state_dict().items()}
@@ -119,6 +120,12 @@ class Adapter(ABC):
     def _check(self, images: Tensor) -> Tensor:
         return self.classifier.check(images)
 
+    def _now(self) -> float:
+        """Read the clock, when the device has done what it was given."""
+        if self.classifier.mean.is_cuda:
+            torch.cuda.synchronize(self.classifier.mean.device)
+        return time.perf_counter()
+
     @abstractmethod
     def _state(self) -> dict[str, Any]:
         """Give what `_begin` made, as it is now."""
@@ -141,9 +148,11 @@ class Adapter(ABC):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict one arrival batch and learn from it: raw images `[N, C, H, W]` in [0, 1] to logits `[N, K]`."""
-        images = self._check(images)
-        self.last_step = Step()
-        logits = self._arrive(images)
+        # A caller's no_grad or inference_mode must not keep the adapter from learning.
+        with torch.inference_mode(False), torch.enable_grad():
+            images = self._check(images.clone() if isinstance(images, Tensor) and images.is_inference() else images)
+            self.last_step = Step()
+            logits = self._arrive(images)
         self.samples_seen += len(images)
         return logits
 
@@ -174,6 +183,7 @@ class Adapter(ABC):
                 "method": self.name,
                 "options": dataclasses.asdict(self.options),
                 "fingerprint": self.source_fingerprint,
+                "statistics": self._statistics_print,
                 "samples_seen": self.samples_seen,
                 "classifier": dict(self.classifier.state_dict()),
                 "method_state": self._state(),
@@ -186,6 +196,7 @@ class Adapter(ABC):
             "method": self.name,
             "options": dataclasses.asdict(self.options),
             "fingerprint": self.source_fingerprint,
+            "statistics": self._statistics_print,
         }
         for key, value in mine.items():
             if state.get(key) != value:
@@ -221,6 +232,12 @@ class WindowAdapter(Adapter):
     def _check(self, images: Tensor) -> Tensor:
         images = super()._check(images)
         self.queue.check(images)
+        if not len(self.queue):  # a size that the model cannot take must not enter the queue
+            try:
+                self.predict(images[:1])
+            except (RuntimeError, AssertionError) as error:
+                size = " x ".join(map(str, images.shape[1:]))
+                raise ValueError(f"the model does not take images of {size}: {error}") from error
         return images
 
     def _arrive(self, images: Tensor) -> Tensor:
@@ -231,18 +248,20 @@ class WindowAdapter(Adapter):
         logits = self._timed_predict(images) if self.options.predict == "before" else None
         self.queue.push(images)
         if self.queue.fresh >= self.options.window:
-            started = time.perf_counter()
-            window_logits = self._update()
-            self.queue.settle()
-            self.last_step.update_seconds.append(time.perf_counter() - started)
+            started = self._now()
+            try:
+                window_logits = self._update()
+            finally:
+                self.queue.settle()
+            self.last_step.update_seconds.append(self._now() - started)
             if self.options.predict == "during" and window_logits is not None:
                 logits = window_logits[-len(images) :]
         return self._timed_predict(images) if logits is None else logits
 
     def _timed_predict(self, images: Tensor) -> Tensor:
-        started = time.perf_counter()
+        started = self._now()
         logits = self.predict(images)
-        self.last_step.predict_seconds += time.perf_counter() - started
+        self.last_step.predict_seconds += self._now() - started
         return logits
 
 

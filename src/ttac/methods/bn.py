@@ -49,9 +49,13 @@ class BN(WindowAdapter):
         with torch.no_grad(), self.tracker.following(len(images)):
             self.classifier(images)
 
+    def counters(self) -> dict[str, int]:
+        """Count what has happened since the last reset."""
+        return {**super().counters(), "refused_statistics": self.tracker.refused}
+
     def _state(self) -> dict[str, Any]:
-        return {"queue": self.queue.state(), "batch_norm_seen": self.tracker.seen}
+        return {"queue": self.queue.state(), "batch_norm": self.tracker.state()}
 
     def _load(self, state: dict[str, Any]) -> None:
         self.queue.load(state["queue"])
-        self.tracker.seen = int(state["batch_norm_seen"])
+        self.tracker.load(state["batch_norm"])

@@ -68,15 +68,16 @@ class Tent(BN):
 
     def _begin(self) -> None:
         super()._begin()
-        self.updater = Updater(self._learning, torch.optim.Adam(self._learning.values(), self.options.lr))
+        self.updater = Updater(self._learning, lambda values: torch.optim.Adam(values, self.options.lr))
 
-    def _update(self) -> Tensor:  # type: ignore[override]
+    def _update(self) -> Tensor | None:  # type: ignore[override]
         images = self.queue.images[self.queue.newest(self.options.window)]
         before = self.tracker.snapshot()
         with self.tracker.following(len(images)):
             logits = self.classifier(images)
         if not self.updater.step({"entropy": entropy(logits)}):
             self.tracker.restore(before)
+            return None  # what the step was refused for is no prediction either
         return logits.detach()
 
     def counters(self) -> dict[str, int]:

@@ -25,9 +25,9 @@ class TTACOptions(WindowOptions):
     queue: int = 4096  # N_C; 0: the window alone
     passes: int = 4  # N_itr over the queue an update
     warmup: bool = True  # one more pass first, forward only, for the batch-norm statistics
-    class_start: float = 0.5  # share of the passes before the class loss begins
+    class_start: float = 0.5  # share of the passes before the class loss begins; a single pass has it
     lr: float | None = None  # of every step; None: `rate_budget` shared out among the steps, see `_rate`
-    rate_budget: float = 0.05  # learning rate that 256 samples may spend, however many steps and windows they make
+    rate_budget: float = 0.02  # learning rate that 256 samples may spend, however many steps and windows they make
     momentum: float = 0.9
     xi: float = 0.9
     tau_tc: float = -0.001
@@ -55,6 +55,10 @@ class TTACOptions(WindowOptions):
         require(self.passes >= 1, "passes must be at least 1", self.passes)
         require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
         require(self.lr is None or self.lr > 0, "lr must be positive", self.lr)
+        require(self.rate_budget > 0, "rate_budget must be positive", self.rate_budget)
+        require(0 <= self.momentum < 1, "momentum must be in [0, 1)", self.momentum)
+        require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
+        require(min(self.class_weight, self.global_weight) >= 0, "loss weights must not be negative", self)
         require(0 < self.xi <= 1, "xi must be in (0, 1]", self.xi)
         require(min(self.clip_global, self.clip_class, self.bn_clip) >= 1, "counts must be clipped at 1 or more", self)
         require(
@@ -134,7 +138,10 @@ class TTAC(WindowAdapter):
     presets = PAPER
 
     def _parameters_to_change(self) -> dict[str, nn.Parameter]:
-        return self.classifier.backbone_parameters()
+        backbone = self.classifier.backbone_parameters()
+        if not backbone:
+            raise ValueError(f"{self.capabilities.title} adapts the backbone, and this model is a linear head alone")
+        return backbone
 
     def _begin(self) -> None:
         options, stats = self.options, self.stats
@@ -142,10 +149,8 @@ class TTAC(WindowAdapter):
         self.generator = torch.Generator().manual_seed(options.seed)
         self.queue = SampleQueue(options.queue or options.window, self.classifier.num_classes)
         self.tracker = BatchNormTracker(self.classifier, clip=options.bn_clip)
-        optimizer = torch.optim.SGD(
-            self._learning.values(), options.lr or options.rate_budget, momentum=options.momentum
-        )
-        self.updater = Updater(self._learning, optimizer)
+        rate, momentum = options.lr or options.rate_budget, options.momentum
+        self.updater = Updater(self._learning, lambda values: torch.optim.SGD(values, rate, momentum=momentum))
         ridge = options.ridge * float(stats.overall.covariance.diagonal().max())
         self.alignments = {
             name: Alignment(
@@ -216,12 +221,17 @@ class TTAC(WindowAdapter):
 
     def counters(self) -> dict[str, int]:
         """Count what has happened since the last reset."""
-        return {**super().counters(), "steps": self.updater.steps, "skipped_steps": self.updater.skipped}
+        return {
+            **super().counters(),
+            "steps": self.updater.steps,
+            "skipped_steps": self.updater.skipped,
+            "refused_statistics": self.tracker.refused,
+        }
 
     def _state(self) -> dict[str, Any]:
         return {
             "queue": self.queue.state(),
-            "batch_norm_seen": self.tracker.seen,
+            "batch_norm": self.tracker.state(),
             "updater": self.updater.state(),
             "generator": self.generator.get_state(),
             "alignments": {name: alignment.running.state() for name, alignment in self.alignments.items()},
@@ -229,7 +239,7 @@ class TTAC(WindowAdapter):
 
     def _load(self, state: dict[str, Any]) -> None:
         self.queue.load(state["queue"])
-        self.tracker.seen = int(state["batch_norm_seen"])
+        self.tracker.load(state["batch_norm"])
         self.updater.load(state["updater"])
         self.generator.set_state(state["generator"])
         for name, alignment in self.alignments.items():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ttac.classifier import Classifier
 from ttac.gaussian import Full, Gaussians, Isotropic
-from ttac.heads import evaluating, probe_images
+from ttac.heads import HeadError, evaluating, probe_images
 
 Parameterisation = Literal["absolute", "square", "signed"]
 
@@ -74,6 +74,9 @@ def anchors_around(means: Tensor) -> tuple[Gaussians, Gaussians]:
 
 def has_signed_features(classifier: Classifier) -> bool:
     """Tell from a probe pass whether features can be negative (ViTs) or not (networks that end in a ReLU)."""
-    images = probe_images(classifier.model).to(classifier.mean)
+    try:
+        images = probe_images(classifier.model).to(classifier.mean)
+    except HeadError as error:
+        raise ValueError(f"whether features can be negative is unknown; say parameterisation=... ({error})") from error
     with evaluating(classifier), torch.no_grad():
         return bool((classifier.features(images) < 0).any())

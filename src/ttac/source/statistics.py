@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from ttac.inputs import check_labels
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
 
 FORMAT = "ttac.statistics/1"
+PARTS = ("classes", "overall")
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,19 @@ class SourceStatistics:
 
         return cls(stored(classes), stored(overall), origin)
 
+    def to(self, device: torch.device) -> SourceStatistics:
+        """Move the statistics to a device."""
+        return replace(self, **{part: getattr(self, part).map(lambda tensor: tensor.to(device)) for part in PARTS})
+
+    def fingerprint(self) -> str:
+        """Hash the statistics and their origin, the same on every device."""
+        digest = hashlib.sha256(json.dumps(asdict(self.origin)).encode())
+        for part in PARTS:
+            gaussians: Gaussians = getattr(self, part)
+            for tensor in (gaussians.mean, *gaussians.covariance.tensors().values()):
+                digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
     def check(self, classifier: Classifier) -> None:
         """Raise an error unless these statistics belong to `classifier`."""
         num_classes, dim = self.classes.mean.shape
@@ -137,7 +152,7 @@ class SourceStatistics:
         """Write a safetensors file, atomically."""
         tensors: dict[str, Tensor] = {}
         families: dict[str, str] = {}
-        for part in ("classes", "overall"):
+        for part in PARTS:
             gaussians: Gaussians = getattr(self, part)
             families[part] = gaussians.covariance.family
             stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
