@@ -222,6 +222,11 @@ def _collect(chosen: Namespace) -> int:
     classifier, description = loaded.classifier, loaded.description
     files = list_images(chosen.images)
     unreadable: list[str] = []
+
+    def report(name: str, reason: str) -> None:
+        unreadable.append(name)
+        sys.stderr.write(f"skipped {name}: {reason}\n")
+
     stream = FolderStream(
         chosen.images,
         files,
@@ -229,7 +234,7 @@ def _collect(chosen: Namespace) -> int:
         description.size,
         classifier.channels,
         description.crop_pct,
-        lambda name, reason: unreadable.append(name),
+        report,
     )
     group_by = chosen.group_by
     if group_by == "auto":
