@@ -332,7 +332,7 @@ def test_two_processes_do_not_share_a_folder(
         ({"--set": "windo=3"}, "unknown option of ttac++: 'windo'; did you mean window"),
         ({"--set": "window"}, "--set wants key=value, not 'window'"),
         ({"--set": "window=wide"}, "--set window=wide: "),
-        ({"--set": "window=0"}, "window must be at least 1"),
+        ({"--set": "window=0"}, "window must be at least 2"),
         ({"--set": "flip=maybe"}, "--set flip=maybe: "),
         ({"--classes": "{world}/two.txt"}, "there are 2 class names for 4 classes"),
         ({"--classes": "{world}/nowhere.txt"}, "nowhere.txt"),
