@@ -333,12 +333,10 @@ def test_a_head_alone_has_no_backbone_to_adapt() -> None:
 def test_gradients_that_are_not_finite_skip_the_step() -> None:
     subject = checks.subject("ttac")
     adapter = subject.make()
-    hook = next(iter(adapter.classifier.backbone_parameters().values()))
     handle = adapter._learning[next(iter(adapter._learning))].register_hook(lambda gradient: gradient * torch.inf)
     before = {name: value.detach().clone() for name, value in adapter.classifier.named_parameters()}
     adapter(subject.images)
     handle.remove()
-    assert hook.isfinite().all()
     assert adapter.counters()["steps"] == 0
     assert adapter.counters()["skipped_steps"] > 0
     assert all(torch.equal(value, before[name]) for name, value in adapter.classifier.named_parameters())

@@ -33,7 +33,6 @@ class Updater:
         self.optimizer = make_optimizer([self._masters.get(name, value) for name, value in self.parameters.items()])
         self.steps = 0
         self.skipped = 0
-        self.losses: dict[str, float] = {}  # of the last step, by name
 
     def set_rate(self, lr: float) -> None:
         """Use the learning rate `lr` from now on."""
@@ -42,7 +41,6 @@ class Updater:
 
     def step(self, losses: Mapping[str, Tensor]) -> bool:
         """Descend on the sum of `losses`; False says that the step was refused and no weight has changed."""
-        self.losses = {name: float(loss.detach()) for name, loss in losses.items()}
         total = torch.stack([loss.float() for loss in losses.values()]).sum() if losses else None
         self._forget_gradients()
         if total is None or not total.requires_grad:

@@ -58,8 +58,3 @@ def pixelate(images: Tensor, generator: torch.Generator, *, factor: float) -> Te
     """Shrink each image by `factor` and enlarge it again without smoothing."""
     small = F.interpolate(images, scale_factor=factor, mode="area")
     return F.interpolate(small, size=images.shape[2:], mode="nearest")
-
-
-def invert(images: Tensor, generator: torch.Generator, *, strength: float) -> Tensor:
-    """Move each image towards its negative."""
-    return (1 - strength) * images + strength * (1 - images)
