@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttac.branches import Branch
 from ttac.heads import HeadError, find_head, first_parameter, input_channels, output_logits, pretrained_config
 from ttac.inputs import check_images
 
@@ -19,7 +20,8 @@ class Classifier(nn.Module):
 
     `mean` and `std` normalise pixels inside; without them timm's `pretrained_cfg` is asked, and a model that has none
     is taken to want raw [0, 1] pixels. Images have as many channels as `mean` and `std` given here, else as the first
-    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given.
+    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given. `branch` is the
+    auxiliary head that the network was trained with, if any; nothing here uses it but methods that ask for it.
 
     >>> clf = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), head="3")
     >>> clf.features(torch.rand(5, 3, 2, 2)).shape, clf(torch.rand(5, 3, 2, 2)).shape
@@ -36,6 +38,7 @@ class Classifier(nn.Module):
         *,
         mean: Sequence[float] | None = None,
         std: Sequence[float] | None = None,
+        branch: Branch | None = None,
     ) -> None:
         super().__init__()
         if isinstance(model, Classifier):
@@ -44,6 +47,7 @@ class Classifier(nn.Module):
             raise TypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
         self.model = model
         self.head_name = find_head(model, head)
+        self.branch = branch
         config = pretrained_config(model)
         # timm's mean keeps three values whatever `in_chans` is, and the first convolution may see patches of pixels.
         by_hand = _channels_of(mean, std)
@@ -159,13 +163,13 @@ class Classifier(nn.Module):
         return check_images(images, self._channels).to(self.mean.device, wide)
 
     def backbone_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters but the head's, by name."""
+        """All parameters but those of the head and the branch, by name."""
         # By identity: torch.compile renames parameters, and a head may be registered under two names.
-        head = set(self.head.parameters())
-        return {name: value for name, value in self.named_parameters() if value not in head}
+        heads = {value for head in (self.head, self.branch) if head is not None for value in head.parameters()}
+        return {name: value for name, value in self.named_parameters() if value not in heads}
 
     def fingerprint(self) -> str:
-        """Hash the weights, the head's name and the pixel normalisation, the same on every device.
+        """Hash the weights, the head's name and the pixel normalisation, the same on every device; not the branch.
 
         >>> a, b = nn.Linear(4, 2), nn.Linear(4, 2)
         >>> Classifier(nn.Sequential(a)).fingerprint() == Classifier(nn.Sequential(b)).fingerprint()
