@@ -162,7 +162,7 @@ def test_damaged_states_are_refused_and_change_nothing() -> None:
 
 
 def test_tent_is_the_published_loop() -> None:
-    subject = checks.subject("tent")
+    subject = checks.subject("tent", queue=0, passes=1)
     adapter = subject.make()
     ours = torch.cat([adapter(images) for images in subject.batches()[:5]])
     model = subject.make().classifier
@@ -191,7 +191,7 @@ def test_tent_refuses_a_model_without_norm_layers() -> None:
 
 
 def test_bn_ends_at_the_statistics_of_the_stream() -> None:
-    subject = checks.subject("bn", bn_clip=10**6)
+    subject = checks.subject("bn", bn_clip=10**6, queue=0, passes=1)
     adapter = subject.make()
     images = subject.images[:40]
     adapter(images)

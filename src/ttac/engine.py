@@ -6,12 +6,13 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
 
 from ttac.inputs import check_labels
-from ttac.methods.base import Adapter
+from ttac.methods.base import Adapter, Step
 from ttac.metrics import ErrorMeter, LatencyMeter, PeakMemory
 from ttac.protocols import Protocol, ProtocolError, get_protocol
 from ttac.report.records import Record, environment
@@ -30,8 +31,11 @@ class Outcome:
     error: float | None = None  # so far, where labels are known
 
 
+Purpose = Literal["arrive", "learn", "predict"]
+
+
 class Run:
-    """Walks a stream once, in order, and measures; what is beside the images never reaches the adapter."""
+    """Walks a stream in order and measures; what is beside the images never reaches the adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
@@ -42,20 +46,37 @@ class Run:
         self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
         self._memory = PeakMemory(adapter.classifier.mean.device)
 
-    def walk(self, stream: Iterable[tuple[Tensor, Kept]]) -> Iterator[tuple[Outcome, Kept]]:
+    def walk(
+        self, stream: Iterable[tuple[Tensor, Kept]], purpose: Purpose = "arrive"
+    ) -> Iterator[tuple[Outcome, Kept]]:
         """Give each batch's images to the adapter and yield the outcome with what came beside them."""
         for images, kept in stream:
             started = time.perf_counter()
-            logits = self.adapter(images)
-            self.seconds += time.perf_counter() - started
-            self.samples += len(logits)
-            self.batch_sizes.add(len(logits))
-            step = self.adapter.last_step
+            logits = self._give(images, purpose)
+            spent = time.perf_counter() - started
+            self.seconds += spent
+            self.samples += 0 if purpose == "learn" else len(images)
+            self.batch_sizes.add(len(images))
+            step = Step(predict_seconds=spent) if purpose == "predict" else self.adapter.last_step
             if step.predict_seconds:  # a method that predicts during its update has no time of its own for it
                 self._latency["predict"].update(step.predict_seconds)
             for seconds in step.update_seconds:
                 self._latency["update"].update(seconds)
             yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples), kept
+
+    def _give(self, images: Tensor, purpose: Purpose) -> Tensor:
+        if purpose == "predict":
+            return self.adapter.predict(images)
+        if purpose == "arrive":
+            return self.adapter(images)
+        self.adapter.learn(images)
+        return images.new_empty(0, self.adapter.classifier.num_classes)
+
+    def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        """Let the adapter prepare a pass over the target set."""
+        started = time.perf_counter()
+        self.adapter.begin_epoch(epoch, epochs, target)
+        self.seconds += time.perf_counter() - started
 
     def record(self, *, errors: ErrorMeter | None, protocol: Protocol | None, notes: dict[str, Any]) -> Record:
         """Sum the run up."""
@@ -77,6 +98,7 @@ class Run:
                 "options": options,
                 "predict": options.get("predict", "-"),
                 "protocol": protocol.name if protocol else None,
+                "branch_used": adapter.branch_used,
                 "model": adapter.source_fingerprint,
                 "statistics": None
                 if stats is None
@@ -98,15 +120,24 @@ class Run:
 def check_protocol(adapter: Adapter, protocol: Protocol) -> None:
     """Raise an error where the adapter needs more than the protocol allows, before anything runs."""
     title = adapter.capabilities.title
-    if protocol.passes == "multi" or protocol.modified_objective:
-        raise ProtocolError(f"{protocol.name}: this version evaluates the one-pass protocols N-O-SF and N-O-SL")
     if protocol.name not in adapter.capabilities.protocols:
         allowed = ", ".join(adapter.capabilities.protocols)
         raise ProtocolError(f"{title} is not defined under {protocol.name}; it runs under {allowed}")
     if protocol.source == "free" and adapter.stats is not None and not adapter.stats.source_free:
         raise ProtocolError(
             f"{protocol.name} is source-free, and this {title} holds statistics collected from "
-            f"{adapter.stats.origin.samples} source samples: use SourceStatistics.infer, or the protocol N-O-SL"
+            f"{adapter.stats.origin.samples} source samples: use SourceStatistics.infer, or the protocol "
+            f"{protocol.name.replace('SF', 'SL')}"
+        )
+    if adapter.branch_used is not None and not protocol.modified_objective:
+        raise ProtocolError(
+            f"{protocol.name} leaves source training as it is, and this {title} uses the model's {adapter.branch_used} "
+            f"branch: switch that off, or use the protocol Y{protocol.name[1:]}"
+        )
+    if protocol.modified_objective and adapter.source_branch is None:
+        raise ProtocolError(
+            f"{protocol.name} is for models trained with a branch, and this one has none: train it with "
+            f"ce+contrastive or ce+rotation, or use the protocol N{protocol.name[1:]}"
         )
 
 
@@ -115,6 +146,7 @@ def evaluate(
     stream: Iterable[tuple[Tensor, Tensor]],
     protocol: str | Protocol = "N-O-SL",
     *,
+    epochs: int | None = None,
     continuing: bool = False,
     progress: Callable[[Outcome], None] | None = None,
     **notes: Any,
@@ -122,7 +154,9 @@ def evaluate(
     """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance.
 
     An adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
-    `continuing=True` it goes on from what it has learned, and the record says so.
+    `continuing=True` it goes on from what it has learned, and the record says so. Multi-pass protocols learn from the
+    images alone for `epochs` passes (3 unless given) over a stream that gives the same batches each time, such as a
+    list, and then predict all of them with the model that the last step left.
 
     >>> import torch
     >>> from ttac.classifier import Classifier
@@ -139,16 +173,43 @@ def evaluate(
             f"this adapter has already seen {adapter.samples_seen} samples: call adapter.reset(), "
             "or say continuing=True for a new stream that follows the old one"
         )
+    if protocol.passes == "one" and epochs is not None:
+        raise ProtocolError(f"{protocol.name} reads every sample once: epochs belong to the multi-pass protocols")
     classes = adapter.classifier.num_classes
     errors = ErrorMeter(classes)
     run = Run(adapter)
-    for outcome, labels in run.walk(_labelled(stream, classes)):
+    purpose: Purpose = "arrive"
+    if protocol.passes == "multi":
+        purpose, epochs = "predict", 3 if epochs is None else epochs
+        _learn(run, stream, epochs)
+        notes = {"epochs": epochs, **notes}
+    for outcome, labels in run.walk(_labelled(stream, classes), purpose):
         errors.update(outcome.logits.argmax(1), labels)
         if progress is not None:
             progress(dataclasses.replace(outcome, error=errors.compute()))
     if not run.samples:
         raise ValueError("the stream is empty")
     return run.record(errors=errors, protocol=protocol, notes=notes)
+
+
+def _learn(run: Run, stream: Iterable[tuple[Tensor, Tensor]], epochs: int) -> None:
+    """Walk the target set `epochs` times; the adapter gets images and never labels."""
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, not {epochs}")
+    if isinstance(stream, Iterator):
+        raise TypeError(
+            "a multi-pass protocol reads the stream several times, and this iterator can be read once: "
+            "pass a list or a DataLoader"
+        )
+    classes = run.adapter.classifier.num_classes
+    first: list[Tensor] = []
+    for epoch in range(epochs):
+        run.begin_epoch(epoch, epochs, (images for images, _ in _labelled(stream, classes)))
+        order = [labels for _, labels in run.walk(_labelled(stream, classes), "learn")]
+        first = first or order
+        # Methods may remember a sample by its place; labels tell that the place is another one, and nothing else.
+        if len(first) != len(order) or not all(map(torch.equal, first, order)):
+            raise ValueError("the stream came in another order than before: shuffle it once, not on every pass")
 
 
 def _labelled(stream: Iterable[Any], classes: int) -> Iterator[tuple[Tensor, Tensor]]:

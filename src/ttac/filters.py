@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+FilterKind = Literal["none", "posterior", "temporal+posterior", "soft"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,25 +37,27 @@ class Memory:
 
 @dataclass(frozen=True, eq=False)
 class Filtered:
-    """The outcome of both filters."""
+    """The outcome of the filters."""
 
-    labels: Tensor  # y [N], argmax of the current posterior
-    passed: Tensor  # [N] bool
+    assignment: Tensor  # the cluster that each sample moves, -1 where it moves none [N]; soft: weights [N, K]
     memory: Memory  # with this pass in it
-
-    @property
-    def assignment(self) -> Tensor:
-        """The cluster that each sample moves, -1 where it moves none: `[N]`."""
-        return torch.where(self.passed, self.labels, -1)
 
 
 def filter_pseudo_labels(
-    posterior: Tensor, memory: Memory, *, xi: float, tau_tc: float, tau_pp: float, cooldown: int
+    posterior: Tensor,
+    memory: Memory,
+    *,
+    xi: float,
+    tau_tc: float,
+    tau_pp: float,
+    cooldown: int,
+    kind: FilterKind = "temporal+posterior",
 ) -> Filtered:
     """Apply temporal consistency (eq. 5) and the posterior threshold (eq. 6) to `posterior [N, K]`.
 
     A newcomer has no earlier posterior to differ from and passes the first. A sample that the first rejects stays out
-    of the next `cooldown` passes as well (the authors' code; the paper does not say).
+    of the next `cooldown` passes as well (the authors' code; the paper does not say). The other kinds are the paper's
+    ablation: no filter, the second alone, and the posteriors themselves as weights, as in expectation maximisation.
 
     >>> sure = torch.tensor([[0.95, 0.05], [0.6, 0.4]])
     >>> filter_pseudo_labels(sure, Memory.blank(2, 2), xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5).assignment
@@ -64,6 +69,13 @@ def filter_pseudo_labels(
     change = confidence - memory.average.gather(1, labels[:, None]).squeeze(1)
     consistent = ~known | (change > tau_tc)
     average = torch.where(known[:, None], (1 - xi) * memory.average + xi * posterior, posterior)
-    passed = consistent & (memory.excluded == 0) & (average.amax(1) > tau_pp)
     excluded = torch.where(consistent, (memory.excluded - 1).clamp_min(0), cooldown)
-    return Filtered(labels, passed, Memory(average, memory.visits + 1, excluded))
+    remembered = Memory(average, memory.visits + 1, excluded)
+    if kind == "soft":
+        return Filtered(posterior, remembered)
+    passed = torch.ones_like(consistent)
+    if kind != "none":
+        passed = average.amax(1) > tau_pp
+    if kind == "temporal+posterior":
+        passed = passed & consistent & (memory.excluded == 0)
+    return Filtered(torch.where(passed, labels, -1), remembered)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -9,7 +10,6 @@ from torch.nn import functional as F
 def entropy(logits: Tensor) -> Tensor:
     """Compute the mean entropy of the posteriors of `logits [N, K]`.
 
-    >>> import torch
     >>> entropy(torch.zeros(3, 4)).exp().round(decimals=3)
     tensor(4.)
     """
@@ -17,10 +17,19 @@ def entropy(logits: Tensor) -> Tensor:
     return -(log_posterior.exp() * log_posterior).sum(1).mean()
 
 
+def diversity(logits: Tensor) -> Tensor:
+    """Compute the entropy of the mean posterior of `logits [N, K]`: large where all classes are used alike.
+
+    >>> diversity(torch.tensor([[9.0, -9.0], [-9.0, 9.0]])).exp().round(decimals=3)
+    tensor(2.)
+    """
+    mean = logits.softmax(1).mean(0)
+    return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
+
+
 def self_training(strong_logits: Tensor, weak_posterior: Tensor, tau_st: float) -> Tensor:
     """Teach the strong views the confident pseudo labels of the weak views, averaged over all N (eq. 13).
 
-    >>> import torch
     >>> self_training(torch.zeros(2, 2), torch.tensor([[1.0, 0.0], [0.5, 0.5]]), 0.95)
     tensor(0.3466)
     """

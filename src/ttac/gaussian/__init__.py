@@ -1,6 +1,6 @@
 """The arithmetic of anchored clustering: families of covariances, running estimates, divergences."""
 
-from ttac.gaussian.divergence import Direction, divergence, kl_divergence
+from ttac.gaussian.divergence import Direction, divergence, kl_divergence, moment_distance
 from ttac.gaussian.families import FAMILIES, Covariance, Diagonal, Full, Gaussians, Isotropic, LowRank, choose_family
 from ttac.gaussian.running import Blend, RunningGaussians
 
@@ -18,4 +18,5 @@ __all__ = [
     "choose_family",
     "divergence",
     "kl_divergence",
+    "moment_distance",
 ]

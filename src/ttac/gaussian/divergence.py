@@ -1,4 +1,4 @@
-"""Kullback-Leibler divergences between sets of Gaussians of one family."""
+"""How far sets of Gaussians of one family are from each other."""
 
 from __future__ import annotations
 
@@ -40,3 +40,20 @@ def divergence(source: Gaussians, target: Gaussians, direction: Direction) -> Te
     for here, there in ((source.covariance, target.covariance), (target.covariance, source.covariance)):
         total = total + there.trace_solve(here) + there.mahalanobis(difference)
     return 0.5 * total
+
+
+def moment_distance(source: Gaussians, target: Gaussians) -> Tensor:
+    """Compute the squared L2 distances of means and of covariances, as TTT++ matches them: `[G]`.
+
+    Each is relative to what the source has of its kind (trace, squared Frobenius norm), so that the distance does not
+    change with the units of the features and one weight serves all networks.
+
+    >>> import torch
+    >>> from ttac.gaussian import Diagonal
+    >>> unit = Gaussians(torch.zeros(1, 2), Diagonal(torch.ones(1, 2)))
+    >>> moment_distance(unit, Gaussians(torch.ones(1, 2), Diagonal(2 * torch.ones(1, 2))))
+    tensor([2.])
+    """
+    here, there = source.covariance.dense(), target.covariance.dense()
+    means = (source.mean - target.mean).square().sum(1) / source.covariance.diagonal().sum(1)
+    return means + (here - there).square().sum((1, 2)) / here.square().sum((1, 2))

@@ -50,11 +50,11 @@ class Covariance(ABC):
         """Multiply each matrix by its own `factor [G]`."""
 
     @abstractmethod
-    def blended(self: SameCovariance, rate: Tensor, count: Tensor, deviations: Tensor) -> SameCovariance:
+    def blended(self: SameCovariance, rate: Tensor, weights: Tensor, deviations: Tensor) -> SameCovariance:
         """Apply the running update of eq. 11 to each matrix, exactly, with gradients to `deviations`.
 
-        `Sigma' = (1 - a n) Sigma + a sum_i d_i d_i^T - delta delta^T`, `delta = a sum_i d_i`, with `rate a [G]`,
-        `count n [G]` and zero-padded `deviations d [G, n_max, D]`.
+        `Sigma' = (1 - a n) Sigma + a sum_i w_i d_i d_i^T - delta delta^T`, `delta = a sum_i w_i d_i`, `n = sum_i w_i`,
+        with `rate a [G]`, `weights w [G, n_max]` (0: padding) and `deviations d [G, n_max, D]`.
         """
 
     def compacted(self: SameCovariance, rank: int) -> SameCovariance:
@@ -125,10 +125,11 @@ class Full(Covariance):
     def scaled(self, factor: Tensor) -> Full:
         return Full(self.matrix * factor[:, None, None])
 
-    def blended(self, rate: Tensor, count: Tensor, deviations: Tensor) -> Full:
-        delta = rate[:, None] * deviations.sum(1)
-        scatter = rate[:, None, None] * (deviations.mT @ deviations)
-        return Full(self.scaled(1 - rate * count).matrix + scatter - delta[:, :, None] * delta[:, None, :])
+    def blended(self, rate: Tensor, weights: Tensor, deviations: Tensor) -> Full:
+        weighted = weights[:, :, None] * deviations
+        delta = rate[:, None] * weighted.sum(1)
+        scatter = rate[:, None, None] * (deviations.mT @ weighted)
+        return Full(self.scaled(1 - rate * weights.sum(1)).matrix + scatter - delta[:, :, None] * delta[:, None, :])
 
     def mahalanobis(self, vectors: Tensor) -> Tensor:
         return torch.einsum("gi,gij,gj->g", vectors, self.precision, vectors)
@@ -173,10 +174,11 @@ class Diagonal(Covariance):
     def scaled(self, factor: Tensor) -> Diagonal:
         return Diagonal(self.variance * factor[:, None])
 
-    def blended(self, rate: Tensor, count: Tensor, deviations: Tensor) -> Diagonal:
-        delta = rate[:, None] * deviations.sum(1)
-        scatter = rate[:, None] * deviations.square().sum(1)
-        return Diagonal(self.scaled(1 - rate * count).variance + scatter - delta.square())
+    def blended(self, rate: Tensor, weights: Tensor, deviations: Tensor) -> Diagonal:
+        weighted = weights[:, :, None] * deviations
+        delta = rate[:, None] * weighted.sum(1)
+        scatter = rate[:, None] * (weighted * deviations).sum(1)
+        return Diagonal(self.scaled(1 - rate * weights.sum(1)).variance + scatter - delta.square())
 
     def mahalanobis(self, vectors: Tensor) -> Tensor:
         return (vectors.square() / self.variance).sum(1)
@@ -222,12 +224,14 @@ class LowRank(Covariance):
     def scaled(self, factor: Tensor) -> LowRank:
         return LowRank(self.factor * factor.sqrt()[:, None, None], self.noise * factor)
 
-    def blended(self, rate: Tensor, count: Tensor, deviations: Tensor) -> LowRank:
-        # a d^T d - delta delta^T = a d^T (I - a 11^T) d, and I - a 11^T = (I - c 11^T)^2 over the n samples that count.
+    def blended(self, rate: Tensor, weights: Tensor, deviations: Tensor) -> LowRank:
+        # With s_i = sqrt(w_i) and e_i = s_i d_i: a e^T e - delta delta^T = a e^T (I - a s s^T) e, and
+        # I - a s s^T = (I - c s s^T)^2 for c = (1 - sqrt(1 - a n)) / n, n = s^T s.
+        roots, count = weights.sqrt()[:, :, None], weights.sum(1)
         keep = (1 - rate * count).clamp_min(0)
-        correction = (1 - keep.sqrt()) / count.clamp_min(1)
-        inside = torch.arange(deviations.shape[1], device=count.device) < count[:, None]  # [G, n_max], not the padding
-        centred = deviations - (correction[:, None] * inside)[:, :, None] * deviations.sum(1, keepdim=True)
+        correction = (1 - keep.sqrt()) / count.clamp_min(1e-12)
+        scaled = roots * deviations
+        centred = scaled - correction[:, None, None] * roots * (roots * scaled).sum(1, keepdim=True)
         kept = self.scaled(keep)
         added = (rate.sqrt()[:, None, None] * centred).mT  # [G, D, n_max]
         return LowRank(torch.cat([kept.factor, added], 2), kept.noise)
@@ -288,11 +292,12 @@ class Isotropic(Covariance):
     def scaled(self, factor: Tensor) -> Isotropic:
         return replace(self, noise=self.noise * factor)
 
-    def blended(self, rate: Tensor, count: Tensor, deviations: Tensor) -> Isotropic:
-        delta = rate[:, None] * deviations.sum(1)
-        scatter = rate * deviations.square().sum((1, 2))
+    def blended(self, rate: Tensor, weights: Tensor, deviations: Tensor) -> Isotropic:
+        weighted = weights[:, :, None] * deviations
+        delta = rate[:, None] * weighted.sum(1)
+        scatter = rate * (weighted * deviations).sum((1, 2))
         added = (scatter - delta.square().sum(1)) / deviations.shape[2]
-        return replace(self, noise=self.scaled(1 - rate * count).noise + added)
+        return replace(self, noise=self.scaled(1 - rate * weights.sum(1)).noise + added)
 
     def mahalanobis(self, vectors: Tensor) -> Tensor:
         return vectors.square().sum(1) / self.noise

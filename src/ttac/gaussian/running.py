@@ -55,21 +55,22 @@ class RunningGaussians:
         return cls(gaussians, mean.new_zeros(count), clip=clip, rank=rank)
 
     def blend(self, features: Tensor, assignment: Tensor) -> Blend:
-        """Update the Gaussians that `features [B, D]` are assigned to by `assignment [B]` (-1: none), without storing.
+        """Update the Gaussians that `features [B, D]` are assigned to, without storing.
 
-        The rate is `a = 1 / N` up to the clip and `1 / N_clip` beyond it, but never so large that `a n > 1`: a
-        minibatch with more samples of one class than `N_clip` would leave a negative weight for the past.
+        `assignment` names one Gaussian a sample, `[B]` (-1: none), or has a weight for each Gaussian, `[B, G]`. The
+        rate is `a = 1 / N` up to the clip and `1 / N_clip` beyond it, but never so large that `a n > 1`: a minibatch
+        with more samples of one class than `N_clip` would leave a negative weight for the past.
         """
-        rows, count, padded = _group(features, assignment)
+        rows, weights, members = _group(features, assignment) if assignment.ndim == 1 else _share(features, assignment)
+        count = weights.sum(1)
         past = self.gaussians.rows(rows)
-        inside = torch.arange(padded.shape[1], device=count.device) < count[:, None]  # [G', n_max], not the padding
-        deviations = (padded - past.mean[:, None]) * inside[:, :, None]  # d [G', n_max, D]
+        deviations = members - past.mean[:, None]  # d [G', n_max, D]
         counts = self.counts[rows] + count
         if self.clip is not None:
             counts = torch.maximum(counts.clamp_max(self.clip), count)
         rate = 1 / counts
-        mean = past.mean + rate[:, None] * deviations.sum(1)
-        covariance = past.covariance.blended(rate, count, deviations)
+        mean = past.mean + rate[:, None] * (weights[:, :, None] * deviations).sum(1)
+        covariance = past.covariance.blended(rate, weights, deviations)
         kept = counts if self.clip is None else counts.clamp_max(self.clip)
         return Blend(rows, Gaussians(mean, covariance), kept)
 
@@ -95,7 +96,7 @@ class RunningGaussians:
 
 
 def _group(features: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort features by Gaussian into a zero-padded block: rows `[G']`, counts `[G']`, block `[G', n_max, D]`.
+    """Sort features by Gaussian into a zero-padded block: rows `[G']`, weights `[G', n_max]`, block `[G', n_max, D]`.
 
     Only Gaussians that have samples appear: the others are constants to the loss, whatever K is.
     """
@@ -108,4 +109,11 @@ def _group(features: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor, Tensor
     place[order] = torch.arange(len(group), device=group.device) - first[group[order]]
     widest = int(count.max()) if len(count) else 0
     block = features.new_zeros(len(rows), widest, features.shape[1]).index_put((group, place), features)
-    return rows, count.to(features), block
+    inside = torch.arange(widest, device=count.device) < count[:, None]  # not the padding
+    return rows, inside.to(features), block
+
+
+def _share(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Let every Gaussian see all features by its weights, like `_group`: `[G']`, `[G', B]`, `[G', B, D]`."""
+    rows = (weights.sum(0) > 1e-6).nonzero()[:, 0]
+    return rows, weights.mT[rows].to(features), features.expand(len(rows), *features.shape)

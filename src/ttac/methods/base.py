@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from ttac.branches import BranchKind
 from ttac.classifier import Classifier
-from ttac.sample_queue import SampleQueue
 from ttac.source.statistics import SourceStatistics
 
 Moment = Literal["before", "during", "after"]
+Need = Literal["statistics", "contrastive branch", "rotation branch"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +28,7 @@ class Capabilities:
     name: str
     title: str
     protocols: tuple[str, ...]
-    needs: tuple[Literal["statistics"], ...]
+    needs: tuple[Need, ...]  # always; a branch that an option asks for is not among them
     changes: str
     citation: str
 
@@ -39,22 +42,6 @@ class Options:
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         require(0 <= self.seed < 2**63, "seed must be a non-negative integer", self.seed)
-
-
-@dataclass(frozen=True)
-class WindowOptions(Options):
-    """What can be set for methods that learn from windows of the stream."""
-
-    moments: ClassVar[tuple[Moment, ...]] = ("before", "after")
-
-    window: int = 256  # N_B, samples between updates
-    predict: Moment = "after"  # the update that an arrival triggers
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(self.window >= 2, "window must be at least 2", self.window)
-        require(self.predict in self.moments, f"predict must be {' or '.join(self.moments)}", self.predict)
 
 
 def require(condition: bool, rule: str, value: object) -> None:
@@ -94,7 +81,9 @@ class Adapter(ABC):
         self.stats = None if stats is None else stats.to(classifier.mean.device)
         self._statistics_print = None if stats is None else stats.fingerprint()
         self.options = options
+        self.source_branch: BranchKind | None = None if classifier.branch is None else classifier.branch.kind
         self.classifier = classifier.copy().eval()
+        self._keep_branch_if_used()
         self._source = {name: tensor.clone() for name, tensor in self.classifier.state_dict().items()}
         self.last_step = Step()
         self._learning = self._parameters_to_change()
@@ -103,7 +92,24 @@ class Adapter(ABC):
             parameter.requires_grad_(True)
         self.reset()
 
+    def _keep_branch_if_used(self) -> None:
+        """Take away the branch that the method does not say it uses, so that it is a plain classifier to it."""
+        wanted = self.branch_used
+        if wanted is None:
+            self.classifier.branch = None
+        elif wanted != self.source_branch:
+            found = "none" if self.source_branch is None else f"a {self.source_branch} branch"
+            raise ValueError(
+                f"{self.capabilities.title} with these options needs a model trained with a {wanted} branch, and this "
+                f"one has {found}: train it with the objective ce+{wanted}"
+            )
+
     # What a method defines
+
+    @property
+    def branch_used(self) -> BranchKind | None:
+        """The branch of the source model that the method uses under its options."""
+        return None
 
     def _parameters_to_change(self) -> dict[str, nn.Parameter]:
         """Name the parameters that the method moves; all others stay without gradient."""
@@ -116,6 +122,13 @@ class Adapter(ABC):
     @abstractmethod
     def _arrive(self, images: Tensor) -> Tensor:
         """Predict and learn from images that have been checked: `[N, C, H, W] -> [N, K]`."""
+
+    def _learn(self, images: Tensor) -> None:
+        """Learn from images that have been checked and need no prediction; override where that saves work."""
+        self._arrive(images)
+
+    def _begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:  # noqa: B027 - most need none
+        """Prepare a pass over the target set, which `target` walks in the order in which it will come."""
 
     def _check(self, images: Tensor) -> Tensor:
         return self.classifier.check(images)
@@ -148,13 +161,32 @@ class Adapter(ABC):
 
     def __call__(self, images: Tensor) -> Tensor:
         """Predict one arrival batch and learn from it: raw images `[N, C, H, W]` in [0, 1] to logits `[N, K]`."""
-        # A caller's no_grad or inference_mode must not keep the adapter from learning.
-        with torch.inference_mode(False), torch.enable_grad():
-            images = self._check(images.clone() if isinstance(images, Tensor) and images.is_inference() else images)
+        with self._learning_mode():
+            images = self._check(_outside_inference(images))
             self.last_step = Step()
             logits = self._arrive(images)
         self.samples_seen += len(images)
         return logits
+
+    def learn(self, images: Tensor) -> None:
+        """Learn from one batch of a multi-pass protocol, whose predictions come after all passes."""
+        with self._learning_mode():
+            images = self._check(_outside_inference(images))
+            self.last_step = Step()
+            self._learn(images)
+        self.samples_seen += len(images)
+
+    def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        """Say that pass `epoch` (from 0) of `epochs` over the images of `target` begins, in multi-pass protocols."""
+        with self._learning_mode():
+            self._begin_epoch(epoch, epochs, (self.classifier.check(_outside_inference(images)) for images in target))
+
+    @staticmethod
+    @contextmanager
+    def _learning_mode() -> Iterator[None]:
+        """Keep a caller's no_grad or inference_mode from stopping the adapter's learning."""
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
 
     @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
@@ -215,54 +247,9 @@ class Adapter(ABC):
         self.samples_seen = int(state["samples_seen"])
 
 
-class WindowAdapter(Adapter):
-    """An adapter that updates whenever a window of samples has come, whatever the arrival batches are.
-
-    An arrival batch is walked in the pieces that windows cut it into, so the same stream gives the same updates in
-    batches of any size, and a large batch the same predictions as windows that arrive one by one.
-    """
-
-    options: WindowOptions
-    queue: SampleQueue
-
-    @abstractmethod
-    def _update(self) -> Tensor | None:
-        """Learn from the queue now that a window is full; logits of the window `[N_B, K]` if predicting "during"."""
-
-    def _check(self, images: Tensor) -> Tensor:
-        images = super()._check(images)
-        self.queue.check(images)
-        if not len(self.queue):  # a size that the model cannot take must not enter the queue
-            try:
-                self.predict(images[:1])
-            except (RuntimeError, AssertionError) as error:
-                size = " x ".join(map(str, images.shape[1:]))
-                raise ValueError(f"the model does not take images of {size}: {error}") from error
-        return images
-
-    def _arrive(self, images: Tensor) -> Tensor:
-        cuts = range(self.options.window - self.queue.fresh, len(images), self.options.window)
-        return torch.cat([self._arrive_within_window(piece) for piece in images.tensor_split(tuple(cuts))])
-
-    def _arrive_within_window(self, images: Tensor) -> Tensor:
-        logits = self._timed_predict(images) if self.options.predict == "before" else None
-        self.queue.push(images)
-        if self.queue.fresh >= self.options.window:
-            started = self._now()
-            try:
-                window_logits = self._update()
-            finally:
-                self.queue.settle()
-            self.last_step.update_seconds.append(self._now() - started)
-            if self.options.predict == "during" and window_logits is not None:
-                logits = window_logits[-len(images) :]
-        return self._timed_predict(images) if logits is None else logits
-
-    def _timed_predict(self, images: Tensor) -> Tensor:
-        started = self._now()
-        logits = self.predict(images)
-        self.last_step.predict_seconds += self._now() - started
-        return logits
+def _outside_inference(images: Any) -> Any:
+    """Copy tensors made in inference mode, which autograd refuses."""
+    return images.clone() if isinstance(images, Tensor) and images.is_inference() else images
 
 
 def _cloned(value: Any) -> Any:

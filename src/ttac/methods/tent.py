@@ -3,53 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ttac.losses import entropy
-from ttac.methods.base import Capabilities, Moment, require
-from ttac.methods.bn import BN, BNOptions
+from ttac.methods.base import Capabilities, Moment
 from ttac.methods.registry import register
-from ttac.update import Updater
+from ttac.methods.windows import GradientAdapter, GradientOptions, Trial
 
 NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
 
 
 @dataclass(frozen=True)
-class TentOptions(BNOptions):
+class TentOptions(GradientOptions):
     """The published defaults: Adam with a rate of 1e-3, predictions with the window's own statistics."""
 
-    moments = ("during",)
-
     predict: Moment = "during"
-    lr: float = 1e-3
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(self.lr > 0, "lr must be positive", self.lr)
+    lr: float | None = 1e-3
+    momentum: float = 0.9  # Adam's first beta
 
 
-@register
-class Tent(BN):
-    """Sharpen the posteriors of every window, and return the logits that the step was made from, as published.
-
-    A sample that comes before its window is full is predicted with the statistics and weights of that moment.
-    """
-
-    capabilities = Capabilities(
-        name="tent",
-        title="TENT",
-        protocols=("N-O-SF", "N-M-SF"),
-        needs=(),
-        changes="affine parameters of norm layers, batch-norm statistics",
-        citation="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
-    )
-    options_type = TentOptions
-    options: TentOptions
+class NormAdapter(GradientAdapter):
+    """A gradient adapter that moves the affine parameters of norm layers alone, with Adam."""
 
     def _parameters_to_change(self) -> dict[str, nn.Parameter]:
         backbone = self.classifier.backbone_parameters()
@@ -62,31 +39,30 @@ class Tent(BN):
         }
         if not found:
             raise ValueError(
-                "TENT adapts the affine parameters of norm layers, and this model has none: use another method"
+                f"{self.capabilities.title} adapts the affine parameters of norm layers, and this model has none: "
+                "use another method"
             )
         return found
 
-    def _begin(self) -> None:
-        super()._begin()
-        self.updater = Updater(self._learning, lambda values: torch.optim.Adam(values, self.options.lr))
+    def _make_optimizer(self, values: list[Tensor]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(values, betas=(self.options.momentum, 0.999))
 
-    def _update(self) -> Tensor | None:  # type: ignore[override]
-        images = self.queue.images[self.queue.newest(self.options.window)]
-        before = self.tracker.snapshot()
-        with self.tracker.following(len(images)):
-            logits = self.classifier(images)
-        if not self.updater.step({"entropy": entropy(logits)}):
-            self.tracker.restore(before)
-            return None  # what the step was refused for is no prediction either
-        return logits.detach()
 
-    def counters(self) -> dict[str, int]:
-        """Count what has happened since the last reset."""
-        return {**super().counters(), "steps": self.updater.steps, "skipped_steps": self.updater.skipped}
+@register
+class Tent(NormAdapter):
+    """Sharpen the posteriors of every window, and return the logits that the step was made from, as published."""
 
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "updater": self.updater.state()}
+    capabilities = Capabilities(
+        name="tent",
+        title="TENT",
+        protocols=("N-O-SF", "N-M-SF"),
+        needs=(),
+        changes="affine parameters of norm layers, batch-norm statistics",
+        citation="Wang et al., Tent: Fully Test-Time Adaptation by Entropy Minimization, ICLR 2021",
+    )
+    options_type = TentOptions
 
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.updater.load(state["updater"])
+    def _try(self, slots: Tensor, number: int) -> Trial:
+        with self.tracker.following(len(slots)):
+            logits = self.classifier(self.queue.images[slots])
+        return Trial({"entropy": entropy(logits)}, logits)

@@ -7,11 +7,11 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ttac.data.views import strong_view
 from ttac.losses import self_training
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import PAPER, TTAC, TTACOptions
+from ttac.methods.ttac import PAPER, TTAC, TTACOptions, View
+from ttac.protocols import PROTOCOLS
 
 
 @dataclass(frozen=True)
@@ -20,15 +20,12 @@ class TTACPlusPlusOptions(TTACOptions):
 
     tau_st: float = 0.95
     self_train_weight: float = 0.1  # lambda_2
-    operations: int = 2  # of RandAugment a sample
-    magnitude: int = 10  # of RandAugment, 0..30
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         super().__post_init__()
         require(0 <= self.tau_st <= 1, "tau_st must be in [0, 1]", self.tau_st)
-        require(self.operations >= 0, "operations must not be negative", self.operations)
-        require(0 <= self.magnitude <= 30, "magnitude must be in 0..30", self.magnitude)
+        require(self.self_train_weight >= 0, "self_train_weight must not be negative", self.self_train_weight)
 
 
 @register
@@ -38,7 +35,7 @@ class TTACPlusPlus(TTAC):
     capabilities = Capabilities(
         name="ttac++",
         title="TTAC++",
-        protocols=("N-O-SF", "N-O-SL"),
+        protocols=tuple(PROTOCOLS),
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training: Sequential Inference and Adaptation "
@@ -51,14 +48,10 @@ class TTACPlusPlus(TTAC):
     }
     options: TTACPlusPlusOptions
 
-    def _further_losses(self, images: Tensor, posterior: Tensor) -> dict[str, Tensor]:
+    def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
         options = self.options
         if not options.self_train_weight:
-            return {}
-        strong = strong_view(
-            images, self.generator, flip=options.flip, operations=options.operations, magnitude=options.magnitude
-        )
-        # Strong views have statistics of their own: normalised apart, they neither bend nor enter the stored ones.
-        with self.tracker.apart():
-            logits = self.classifier(strong)
-        return {"self_train": options.self_train_weight * self_training(logits, posterior, options.tau_st)}
+            return super()._further_losses(images, weak)
+        strong = self._strong(images)
+        loss = self_training(strong.logits, weak.posterior, options.tau_st)
+        return {"self_train": options.self_train_weight * loss, **self._contrastive(weak, strong)}

@@ -1,0 +1,159 @@
+"""What each protocol lets a method do: reading, passes, branches and source access."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import ttac
+from ttac import Classifier, SourceStatistics, checks
+from ttac.branches import ContrastiveBranch, RotationBranch
+from ttac.methods.base import Adapter
+from ttac.protocols import ProtocolError
+from ttac.source.networks import ResNet
+
+Pairs = list[tuple[Tensor, Tensor]]
+
+
+def pairs(subject: checks.Subject, shift: int = 0) -> Pairs:
+    """The subject's stream with labels that follow from the order alone."""
+    return [(images, (torch.arange(len(images)) + shift) % 4) for images in subject.batches()]
+
+
+def branched(branch: type[ContrastiveBranch] | type[RotationBranch]) -> Classifier:
+    torch.manual_seed(0)
+    network = ResNet(8, 4, width=4)
+    return Classifier(network, branch=branch(network.fc.in_features)).eval()
+
+
+def test_multi_pass_is_learning_on_every_epoch_and_then_predicting() -> None:
+    subject = checks.subject("ttac++", queue=0, passes=1)
+    record = ttac.evaluate(subject.make(), pairs(subject), "N-M-SL", epochs=2)
+    by_hand = subject.make()
+    for _ in range(2):
+        for images in subject.batches():
+            by_hand(images)
+    wrong = sum(int((by_hand.predict(images).argmax(1) != labels).sum()) for images, labels in pairs(subject))
+    assert record.error == 100 * wrong / len(subject.images)
+    assert record.samples == len(subject.images)
+    assert record.provenance["epochs"] == 2
+    assert record.counters["samples"] == 2 * len(subject.images)
+    assert record.counters["steps"] == 2 * len(subject.images) // checks.WINDOW
+    assert record.latency_ms["predict"]["count"] == len(subject.batches())
+    assert record.latency_ms["update"]["count"] == 2 * len(subject.images) // checks.WINDOW
+
+
+def test_multi_pass_keeps_labels_out_of_reach_and_counts_the_last_iterate() -> None:
+    subject = checks.subject("tent")
+    ends = []
+    for shift in (0, 1):
+        adapter = subject.make()
+        ttac.evaluate(adapter, pairs(subject, shift), "N-M-SF", epochs=2)
+        ends.append(adapter.state_dict())
+    assert checks._same(*ends)
+
+
+def test_the_target_set_is_shown_before_each_epoch_of_multi_pass_and_never_in_one_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[tuple[int, int, int]] = []
+
+    def look(self: Adapter, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        shown.append((epoch, epochs, sum(len(images) for images in target)))
+
+    subject = checks.subject("bn")
+    adapter = subject.make()
+    monkeypatch.setattr(type(adapter), "_begin_epoch", look)
+    ttac.evaluate(adapter, pairs(subject), "N-M-SF", epochs=2)
+    assert shown == [(0, 2, 44), (1, 2, 44)]
+    shown.clear()
+    ttac.evaluate(subject.make(), pairs(subject), "N-O-SF")
+    assert shown == []
+
+
+def test_passes_that_a_protocol_does_not_have_are_refused() -> None:
+    subject = checks.subject("bn")
+    with pytest.raises(ProtocolError, match="reads every sample once"):
+        ttac.evaluate(subject.make(), pairs(subject), "N-O-SF", epochs=2)
+    with pytest.raises(TypeError, match="can be read once"):
+        ttac.evaluate(subject.make(), iter(pairs(subject)), "N-M-SF")
+    with pytest.raises(ValueError, match="epochs must be at least 1"):
+        ttac.evaluate(subject.make(), pairs(subject), "N-M-SF", epochs=0)
+
+
+def test_a_target_set_that_is_shuffled_on_every_pass_is_refused() -> None:
+    subject = checks.subject("bn")
+    images = subject.images
+
+    class Shuffled:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            order = torch.randperm(len(images))
+            yield images[order], order % 4
+
+    torch.manual_seed(0)
+    with pytest.raises(ValueError, match="shuffle it once"):
+        ttac.evaluate(subject.make(), Shuffled(), "N-M-SF", epochs=2)
+
+
+# Branches
+
+
+@pytest.mark.parametrize("method", ["ttac", "ttac++", "ttac+shot"])
+def test_a_branch_needs_a_modified_objective(method: str) -> None:
+    classifier = branched(ContrastiveBranch)
+    subject = checks.subject(method, classifier, contrastive_weight=0.5)
+    with pytest.raises(ProtocolError, match=r"uses the model's contrastive branch.*Y-O-SL"):
+        ttac.evaluate(subject.make(), pairs(subject), "N-O-SL")
+    record = ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
+    assert record.provenance["branch_used"] == "contrastive"
+
+
+def test_without_its_branch_a_model_is_a_plain_classifier() -> None:
+    classifier = branched(ContrastiveBranch)
+    subject = checks.subject("ttac++", classifier)
+    adapter = subject.make()
+    assert adapter.classifier.branch is None
+    assert classifier.branch is not None  # the user's own is untouched
+    plain = Classifier(classifier.model).eval()
+    records = [
+        ttac.evaluate(made.make(), pairs(subject), "N-O-SL") for made in (subject, checks.subject("ttac++", plain))
+    ]
+    assert records[0].error == records[1].error
+
+
+def test_modified_objectives_need_a_branch() -> None:
+    subject = checks.subject("ttac++")
+    with pytest.raises(ProtocolError, match="trained with a branch, and this one has none"):
+        ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
+    with pytest.raises(ValueError, match="needs a model trained with a contrastive branch, and this one has none"):
+        checks.subject("ttac++", contrastive_weight=1.0).make()
+    with pytest.raises(ValueError, match="and this one has a rotation branch"):
+        checks.subject("ttac++", branched(RotationBranch), contrastive_weight=1.0).make()
+
+
+def test_the_contrastive_branch_teaches_the_backbone_and_stays_as_it_is() -> None:
+    classifier = branched(ContrastiveBranch)
+    assert classifier.branch is not None
+    before = {name: value.clone() for name, value in classifier.branch.state_dict().items()}
+    ends = []
+    for weight in (0.5, 1.0):
+        alone = {"class_weight": 0.0, "global_weight": 0.0, "contrastive_weight": weight}
+        adapter = checks.subject("ttac", classifier, **alone).make()
+        adapter(checks.subject("ttac", classifier).images)
+        assert adapter.classifier.branch is not None
+        after = adapter.classifier.branch.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
+        ends.append(adapter.classifier.model.conv1.weight)
+    assert not torch.equal(*ends)
+
+
+@pytest.mark.parametrize("make", [SourceStatistics.infer, SourceStatistics.rescale_weights])
+def test_source_free_statistics_are_admitted_under_source_free_protocols(
+    make: Callable[[Classifier], SourceStatistics], tiny_classifier: Classifier
+) -> None:
+    adapter = ttac.adapt(tiny_classifier, "ttac", stats=make(tiny_classifier), window=4, queue=0, passes=1)
+    stream = [(torch.rand(8, 3, 16, 16), torch.arange(8))]
+    assert ttac.evaluate(adapter, stream, "N-M-SF", epochs=1).provenance["statistics"]["samples"] == 0
