@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ from ttac.data import shifts
 from ttac.demo import Contender
 from ttac.source.models import ModelDescription, load_model, save_model
 from ttac.source.networks import ResNet
-from ttac.source.train import train_source
+from ttac.source.train import Recipe, train_source
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -35,9 +34,9 @@ SHIFTS: dict[str, shifts.Shift] = {
     "contrast": partial(shifts.low_contrast, factor=0.15),
     "fog": partial(shifts.fog, strength=1.5),
 }
-CYCLES: tuple[dict[str, Any], ...] = (
-    {"epochs": 16, "lr": 0.1, "weight_decay": 5e-4, "seed": 0},
-    {"epochs": 8, "lr": 0.06, "weight_decay": 1e-4, "seed": 1},
+CYCLES = (
+    Recipe(epochs=16, lr=0.1, weight_decay=5e-4, seed=0),
+    Recipe(epochs=8, lr=0.06, weight_decay=1e-4, seed=1),
 )
 NO_QUEUE = {"queue": 0, "passes": 1, "warmup": False}
 QUEUE = {"queue": 1024, "passes": 2}
@@ -74,8 +73,8 @@ def source_model(data: Path, cache: Path) -> ttac.Classifier:
                 classifier,
                 images,
                 labels,
+                cycle,
                 progress=lambda epoch, of, loss: print(f"epoch {epoch}/{of}: training loss {loss:.3f}", flush=True),
-                **cycle,
             )
         save_model(file, network, ModelDescription("resnet20", 10, 3, MEAN, STD, (32, 32), CLASSES))
     classifier = load_model(str(file)).classifier
@@ -88,10 +87,10 @@ def batches(images: Tensor, labels: Tensor, size: int = 256) -> Iterator[tuple[T
         yield part.float() / 255, truth
 
 
-def shifted(images: Tensor, name: str, seed: int) -> Tensor:
+def shifted(images: Tensor, shift: shifts.Shift, seed: int) -> Tensor:
     """Apply a shift in parts and store it as an 8-bit camera would."""
     generator = torch.Generator().manual_seed(seed)
-    parts = [SHIFTS[name](part.float() / 255, generator) for part in images.split(500)]
+    parts = [shift(part.float() / 255, generator) for part in images.split(500)]
     return torch.cat([(part * 255).round().clamp(0, 255).byte() for part in parts])
 
 
@@ -133,7 +132,7 @@ def main(
         out / f"clean-test-{samples}-{seed}.json", classifier, CONTENDERS[0], statistics, images, labels, seed, "clean"
     )
     for shift in shifts or SHIFTS:
-        target = shifted(images, shift, seed)
+        target = shifted(images, SHIFTS[shift], seed)
         for contender in CONTENDERS:
             if contenders is None or contender.title in contenders:
                 name = (

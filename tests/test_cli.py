@@ -442,7 +442,17 @@ def test_the_demo_gets_what_was_asked(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert calls == [(Path("out/demo"), 0, None), (tmp_path, 3, Path("c"))]
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["adapt", "--help"], ["stats", "collect", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["train", "--help"],
+        ["adapt", "--help"],
+        ["stats", "collect", "--help"],
+        ["methods", "--help"],
+        ["--version"],
+    ],
+)
 def test_help_does_not_wait_for_torch(arguments: list[str]) -> None:
     code = (
         "import json, sys, ttac.cli\n"

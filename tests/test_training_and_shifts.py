@@ -8,7 +8,7 @@ import torch
 from ttac import Classifier
 from ttac.demo import SHIFTS
 from ttac.source.networks import ResNet
-from ttac.source.train import train_source
+from ttac.source.train import Recipe, train_source
 
 
 def two_kinds(count: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
@@ -27,7 +27,7 @@ def test_training_learns_and_repeats_itself() -> None:
     for _ in range(2):
         torch.manual_seed(0)
         classifier = Classifier(ResNet(8, 2, width=4), mean=[0.5] * 3, std=[0.25] * 3)
-        train_source(classifier, images, labels, epochs=4, batch=16, padding=2,
+        train_source(classifier, images, labels, Recipe(epochs=4, batch=16),
                      progress=lambda epoch, epochs, loss: losses.append((epoch, epochs, loss)))  # fmt: skip
         prints.append(classifier.fingerprint())
         assert not classifier.training
@@ -41,7 +41,7 @@ def test_training_learns_and_repeats_itself() -> None:
 def test_training_refuses_too_few_images() -> None:
     images, labels = two_kinds(8)
     with pytest.raises(ValueError, match="8 images do not fill one batch of 128: lower batch"):
-        train_source(ResNet(8, 2, width=4), images, labels, epochs=1)
+        train_source(Classifier(ResNet(8, 2, width=4)), images, labels, Recipe(epochs=1))
 
 
 def test_depth_must_fit_the_blocks() -> None:

@@ -25,7 +25,7 @@ from ttac.report.records import Record
 from ttac.source.models import ModelDescription, load_model, save_model
 from ttac.source.networks import ResNet
 from ttac.source.statistics import SourceStatistics
-from ttac.source.train import train_source
+from ttac.source.train import Recipe, train_source
 
 EPOCHS = 15
 ARRIVAL = 20  # images a batch; windows are filled across batches
@@ -121,10 +121,7 @@ def source_model(digits: Digits, seed: int, cache: Path, progress: Progress) -> 
         Classifier(network, mean=mean, std=std),
         (255 * pixels).round().byte(),
         digits.source_labels,
-        epochs=EPOCHS,
-        batch=64,
-        flip=False,
-        seed=seed,
+        Recipe(EPOCHS, batch=64, flip=False, seed=seed),
         progress=lambda epoch, _, loss: progress.update(task, completed=epoch, note=f"loss {loss:.3f}"),
     )
     names = tuple(map(str, range(10)))

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import fcntl
 import hashlib
 import io
 import json
 import os
-import signal
-import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,27 +19,19 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
-from ttac.classifier import Classifier
 from ttac.data.folder import FolderStream, image_size, list_images
 from ttac.engine import Outcome, Run
 from ttac.files import replacing, text_hash
-from ttac.heads import evaluating
+from ttac.jobs import StoppedError, alone_in, check_same_settings, signals_noted
 from ttac.methods.base import Adapter
 from ttac.methods.registry import adapt, methods
 from ttac.report.records import Record
-from ttac.source.models import LoadedModel, save_model
+from ttac.source.bundle import Bundle
 from ttac.source.statistics import SourceStatistics
+from ttac.source.weights import LoadedModel, check_size, save_model
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
 PROGRESS, PART, INFERRED = "progress.pt", "predictions.csv.part", "inferred.safetensors"
-
-
-class StoppedError(Exception):
-    """A signal ended the job; the message says how to go on."""
-
-    def __init__(self, signum: int, message: str) -> None:
-        super().__init__(message)
-        self.signum = signum
 
 
 @dataclass(frozen=True)
@@ -84,14 +72,14 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     saved = _saved_progress(job.out, settings)
     classifier, description = job.model.classifier, job.model.description
     size = description.size or image_size(job.images, files)
-    _try_size(classifier, size)
+    check_size(classifier, size)
     pixels = f"mean {_short(classifier.mean)}, std {_short(classifier.std)}"
     console.print(
         f"{description.arch}: {classifier.num_classes} classes, {size[0]} x {size[1]}, {pixels}", markup=False
     )
     stats = _statistics(job, saved is not None, console)
     adapter = adapt(classifier, job.method, stats=stats, preset=job.preset, **job.options)
-    with _locked(job.out / PART) as table:
+    with alone_in(job.out), _opened_to_go_on(job.out / PART) as table:
         _Worker(job, settings, adapter, console, table).run(files, saved)
 
 
@@ -142,7 +130,7 @@ class _Worker:
     def _walk(self, stream: FolderStream) -> None:
         started = checkpointed = time.monotonic()
         before = self.clock.samples
-        with _signals_noted(self.console) as noted, self._progress() as progress:
+        with signals_noted(self.console) as noted, self._progress() as progress:
             task = progress.add_task("adapting", total=len(stream.files), rate=0.0, updates=0)
             for outcome, names in self.clock.walk(stream):
                 self._write_predictions(names, outcome)
@@ -227,7 +215,7 @@ def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
     settings = {
         "images": text_hash(listing),
         "model": job.model.classifier.fingerprint(),
-        "statistics": None if job.stats is None else _file_hash(job.stats),
+        "statistics": _statistics_hash(job),
         "method": job.method,
         "preset": job.preset,
         "options": dict(job.options),
@@ -242,10 +230,13 @@ def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
     return plain
 
 
-def _file_hash(path: Path) -> str:
-    if not path.is_file():
-        raise FileNotFoundError(f"no statistics file {path}")
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+def _statistics_hash(job: AdaptJob) -> str | None:
+    if job.stats is None:
+        bundled = _bundled_statistics(job)
+        return None if bundled is None else bundled.fingerprint()
+    if not job.stats.is_file():
+        raise FileNotFoundError(f"no statistics file {job.stats}")
+    return hashlib.sha256(job.stats.read_bytes()).hexdigest()[:16]
 
 
 def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
@@ -257,7 +248,7 @@ def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
         there = Record.load(out / RECORD).provenance["settings"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{out} holds a {PREDICTIONS} of something else: choose another --out") from error
-    _check_same(out, there, settings)
+    check_same_settings(out, there, settings)
     (out / PROGRESS).unlink(missing_ok=True)
     return True
 
@@ -275,34 +266,25 @@ def _saved_progress(out: Path, settings: dict[str, Any]) -> dict[str, Any] | Non
         _Position(**saved["position"])
     except Exception as error:  # a damaged or forged file fails wherever it likes
         raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
-    _check_same(out, there, settings)
+    check_same_settings(out, there, settings)
     return saved
-
-
-def _check_same(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
-    differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
-    if differing:
-        raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")
-
-
-def _try_size(classifier: Classifier, size: tuple[int, int]) -> None:
-    """Run the model once, so that images it cannot take are refused before anything is written."""
-    image = torch.zeros(1, classifier.channels, *size, device=classifier.mean.device)
-    try:
-        with evaluating(classifier), torch.no_grad():
-            classifier(image)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ValueError(f"the model does not take {size[0]} x {size[1]} images ({reason}): set --size") from error
 
 
 def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics | None:
     classifier = job.model.classifier
     if job.stats is not None:
         return SourceStatistics.load(job.stats, classifier)
-    known = methods().get(job.method)
-    if known is None or "statistics" not in known.capabilities.needs:
+    if not _needs_statistics(job):
         return None
+    bundled = _bundled_statistics(job)
+    if bundled is not None:
+        how = (
+            "inferred from the head's weights (source-free)"
+            if bundled.source_free
+            else f"collected from {bundled.origin.samples} source images (source-light)"
+        )
+        console.print(f"no --stats: anchors are those of the bundle, {how}", markup=False)
+        return bundled
     path = job.out / INFERRED
     if going_on and path.exists():
         return SourceStatistics.load(path, classifier)
@@ -312,6 +294,16 @@ def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatis
     stats = SourceStatistics.infer(classifier)
     stats.save(path)  # so that a continuation need not infer again
     return stats
+
+
+def _needs_statistics(job: AdaptJob) -> bool:
+    known = methods().get(job.method)
+    return known is not None and "statistics" in known.capabilities.needs
+
+
+def _bundled_statistics(job: AdaptJob) -> SourceStatistics | None:
+    """Give the statistics in the model's bundle, where the method needs some."""
+    return job.model.statistics if isinstance(job.model, Bundle) and _needs_statistics(job) else None
 
 
 def _short(pixels: Tensor) -> str:
@@ -324,35 +316,6 @@ def _row(*cells: str) -> bytes:
     return text.getvalue().encode(errors="surrogateescape")  # file names need not be UTF-8
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[BinaryIO]:
-    """Open a file to write on from what it holds, for this process alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ValueError(f"another process is writing to {path.parent}") from error
-        yield file
-
-
-@contextmanager
-def _signals_noted(console: Console) -> Iterator[list[int]]:
-    """Note the first SIGINT or SIGTERM, for the loop to end after its batch; the second one ends it at once."""
-    noted: list[int] = []
-
-    def note(signum: int, _frame: object) -> None:
-        if noted:
-            raise StoppedError(signum, "stopped at once; the same command goes on from the last checkpoint")
-        noted.append(signum)
-        console.print("stopping after this batch; interrupt again to stop at once", markup=False)
-
-    if threading.current_thread() is not threading.main_thread():  # Python leaves signals to the main thread
-        yield noted
-        return
-    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noted
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
+def _opened_to_go_on(path: Path) -> BinaryIO:
+    """Open a file, made if need be, to write on from what it holds."""
+    return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b")

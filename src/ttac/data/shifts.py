@@ -21,6 +21,11 @@ def gaussian_noise(images: Tensor, generator: torch.Generator, *, sigma: float) 
     return (images + sigma * torch.randn(images.shape, generator=generator)).clamp(0, 1)
 
 
+def speckle_noise(images: Tensor, generator: torch.Generator, *, sigma: float) -> Tensor:
+    """Multiply every pixel with normal noise around 1."""
+    return (images + images * sigma * torch.randn(images.shape, generator=generator)).clamp(0, 1)
+
+
 def impulse_noise(images: Tensor, generator: torch.Generator, *, share: float) -> Tensor:
     """Replace a share of all values by black or white."""
     draw = torch.rand(images.shape, generator=generator)

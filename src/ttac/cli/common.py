@@ -1,0 +1,80 @@
+"""What several commands share: arguments for models and images, and the model that they name."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from argparse import HelpFormatter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jsonargparse import ArgumentParser, Namespace
+from jsonargparse.typing import PositiveInt
+
+if TYPE_CHECKING:
+    from ttac.source.weights import LoadedModel
+
+
+def new_parser(description: str) -> ArgumentParser:
+    """Make a parser that takes no shortened names."""
+    return ArgumentParser(description=description, allow_abbrev=False, formatter_class=HelpFormatter)
+
+
+def add_model_arguments(parser: ArgumentParser) -> None:
+    """Add what names a model and says how to use it."""
+    add = parser.add_argument
+    add(
+        "--model",
+        type=str,
+        required=True,
+        metavar="BUNDLE|FILE|NAME",
+        help="folder of ttac train, weights (safetensors, pt, pth, bin), or timm name",
+    )
+    add(
+        "--arch",
+        type=str,
+        metavar="NAME",
+        help="network of the weights: of ttac, timm, torchvision, or module:callable",
+    )
+    add("--head", type=str, metavar="NAME", help="dotted name of the final linear layer (default: found)")
+    add("--mean", type=float, nargs="+", metavar="X", help="pixel mean by channel, of images in [0, 1]")
+    add("--std", type=float, nargs="+", metavar="X", help="pixel standard deviation by channel")
+    add("--device", type=str, default="cpu", metavar="NAME", help="cpu, cuda, ... (default: %(default)s)")
+
+
+def add_image_arguments(parser: ArgumentParser) -> None:
+    """Add what names a stream of images."""
+    add = parser.add_argument
+    add("--images", type=Path, required=True, metavar="FOLDER", help="images, also in subfolders")
+    add(
+        "--batch", type=PositiveInt, default=64, metavar="N", help="images that arrive at a time (default: %(default)s)"
+    )
+    add("--size", type=PositiveInt, metavar="N", help="side to resize and crop images to (default: the model's)")
+    add("--classes", type=Path, metavar="FILE", help="class names, one a line (default: the model's)")
+
+
+def let_own_networks_be_imported(arch: str | None) -> None:
+    """Look for modules in the current folder, where users keep their networks and console scripts do not look."""
+    if ":" in (arch or ""):
+        sys.path.append(str(Path.cwd()))
+
+
+def read_class_names(file: Path) -> tuple[str, ...]:
+    """Read class names, one a line."""
+    return tuple(name.strip() for name in file.read_text(encoding="utf-8").splitlines())
+
+
+def load_chosen_model(chosen: Namespace) -> LoadedModel:
+    """Load the model that `add_model_arguments` names, with what `add_image_arguments` says of its images."""
+    from ttac.source.models import load_model
+
+    let_own_networks_be_imported(chosen.arch)
+    loaded = load_model(
+        chosen.model, arch=chosen.arch, head=chosen.head, mean=chosen.mean, std=chosen.std, device=chosen.device
+    )
+    description = loaded.description
+    if chosen.get("size") is not None:
+        description = dataclasses.replace(description, size=(chosen.size, chosen.size))
+    if chosen.get("classes") is not None:
+        description = dataclasses.replace(description, classes=read_class_names(chosen.classes))
+    return dataclasses.replace(loaded, description=description)

@@ -1,0 +1,71 @@
+"""What jobs of hours share: they end cleanly on a signal, and never share or mix up the folder they write to."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+
+class StoppedError(Exception):
+    """A signal ended the job; the message says how to go on."""
+
+    def __init__(self, signum: int, message: str) -> None:
+        super().__init__(message)
+        self.signum = signum
+
+
+@contextmanager
+def signals_noted(console: Console) -> Iterator[list[int]]:
+    """Note the first SIGINT or SIGTERM, for the loop to end after its batch; the second one ends it at once."""
+    noted: list[int] = []
+
+    def note(signum: int, _frame: object) -> None:
+        if noted:
+            raise StoppedError(signum, "stopped at once; the same command goes on from the last checkpoint")
+        noted.append(signum)
+        console.print("stopping after this batch; interrupt again to stop at once", markup=False)
+
+    if threading.current_thread() is not threading.main_thread():  # Python leaves signals to the main thread
+        yield noted
+        return
+    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield noted
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes of the same job out of `folder`, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(f"another process is writing to {folder}") from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_same_settings(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise an error that names what differs between the settings a folder was begun with and those of now.
+
+    >>> check_same_settings(Path("out"), {"lr": 0.1}, {"lr": 0.2})
+    Traceback (most recent call last):
+    ValueError: out is of another run (lr: 0.1 there, 0.2 now): choose another --out, or delete it
+    """
+    differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
+    if differing:
+        raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")

@@ -1,0 +1,162 @@
+"""A trained source model as one folder: weights, auxiliary branch, what it was trained on and for, statistics."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ttac.branches import Branch
+from ttac.classifier import Classifier
+from ttac.files import replacing, write_json
+from ttac.report.records import environment
+from ttac.source.objectives import Objective, make_objective
+from ttac.source.statistics import SourceStatistics
+from ttac.source.weights import METADATA_KEY, LoadedModel, ModelDescription, load_weights, misfit, save_model
+
+FORMAT = "ttac.bundle/1"
+DESCRIPTION, WEIGHTS, BRANCH, STATISTICS = (
+    "bundle.json",
+    "model.safetensors",
+    "branch.safetensors",
+    "statistics.safetensors",
+)
+LARGEST_DESCRIPTION = 2**24  # bytes; a forged one must not fill the memory
+
+
+@dataclass(frozen=True)
+class Bundle(LoadedModel):
+    """A classifier, with its branch, and all that is known of how it was trained."""
+
+    objective: Objective
+    statistics: SourceStatistics | None = None
+    training: Mapping[str, Any] = field(default_factory=dict)  # settings, history and validation error, as plain values
+
+
+def save_bundle(folder: Path | str, bundle: Bundle) -> None:
+    """Write a bundle; `bundle.json` comes last, so its being there means that all is."""
+    folder = Path(folder)
+    classifier, statistics = bundle.classifier, bundle.statistics
+    _check_branch_kind(classifier.branch, bundle.objective)
+    if statistics is not None:
+        statistics.check(classifier)
+    fingerprint = classifier.fingerprint()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / DESCRIPTION).unlink(missing_ok=True)
+    save_model(folder / WEIGHTS, classifier.model, bundle.description)
+    if classifier.branch is None:
+        (folder / BRANCH).unlink(missing_ok=True)
+    else:
+        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in classifier.branch.state_dict().items()}
+        with replacing(folder / BRANCH) as draft:
+            save_file(weights, draft, {METADATA_KEY: json.dumps(_branch_note(classifier.branch, fingerprint))})
+    if statistics is None:
+        (folder / STATISTICS).unlink(missing_ok=True)
+    else:
+        statistics.save(folder / STATISTICS)
+    versions = environment()
+    content = {
+        "format": FORMAT,
+        "fingerprint": fingerprint,
+        "model": dataclasses.asdict(bundle.description),
+        "objective": bundle.objective.as_dict(),
+        "branch": bundle.objective.branch,
+        "training": dict(bundle.training),
+        "packages": {name: versions[name] for name in ("ttac", "python", "torch", "numpy")},
+    }
+    write_json(folder / DESCRIPTION, content)
+
+
+def load_bundle(folder: Path | str, *, arch: str | None = None, device: str = "cpu") -> Bundle:
+    """Read a folder that `save_bundle` wrote; raise an error that says what is wrong with any other.
+
+    `arch` is only to say that a network "package.module:callable" is trusted, as this imports code.
+    """
+    folder = Path(folder)
+    content = read_description(folder)
+    try:
+        objective = make_objective(**content["objective"])
+        described = ModelDescription.parse(json.dumps(content["model"]))
+        training, fingerprint = dict(content["training"]), str(content["fingerprint"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / DESCRIPTION} is damaged: {error!r}") from error
+    if arch is not None and arch != described.arch:
+        raise ValueError(f"{folder} is of the network {described.arch}, not {arch}: leave --arch out")
+    loaded = load_weights(_inside(folder, WEIGHTS), arch=arch, device=device)
+    classifier = loaded.classifier
+    if loaded.description != described or classifier.fingerprint() != fingerprint:
+        raise ValueError(
+            f"{folder}: {WEIGHTS} is not the model that {DESCRIPTION} describes "
+            f"({classifier.fingerprint()}, expected {fingerprint}): copy the whole bundle again"
+        )
+    if objective.branch is not None:
+        classifier.branch = _read_branch(_inside(folder, BRANCH), objective, classifier, fingerprint)
+    statistics = None
+    if (folder / STATISTICS).exists():
+        statistics = SourceStatistics.load(_inside(folder, STATISTICS), classifier)
+    return Bundle(classifier, described, objective, statistics, training)
+
+
+def read_description(folder: Path) -> dict[str, Any]:
+    """Read what `bundle.json` says, of which the format alone is checked."""
+    if not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(f"no bundle in {folder}: it has no {DESCRIPTION}")
+    path = _inside(folder, DESCRIPTION)
+    if path.stat().st_size > LARGEST_DESCRIPTION:
+        raise ValueError(f"{path} is larger than {LARGEST_DESCRIPTION} bytes: it is no description of a bundle")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else None
+        raise ValueError(f"{path} is of the format {found!r}, expected {FORMAT!r}")
+    return content
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """Give the path of a part, or refuse one that is missing or a link to somewhere else."""
+    path = folder / name
+    if not path.is_file():
+        raise ValueError(f"{folder} is incomplete: it has no {name}")
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"{path} is a link that leads out of the bundle: put the file itself there")
+    return path
+
+
+def _read_branch(path: Path, objective: Objective, classifier: Classifier, fingerprint: str) -> Branch:
+    try:
+        with safe_open(path, "pt") as file:
+            note = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
+            weights: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not a readable branch: {error}") from error
+    branch = objective.new_branch(classifier.feature_dim)
+    assert branch is not None
+    if note != _branch_note(branch, fingerprint):
+        raise ValueError(f"{path} is not the {branch.kind} branch of this model: copy the whole bundle again")
+    problem = misfit(branch, weights)
+    if problem is not None:
+        raise ValueError(f"{path} does not fit a {branch.kind} branch on {classifier.feature_dim} features: {problem}")
+    bad = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if bad:
+        raise ValueError(f"{path}: NaN or infinity in {', '.join(bad)}")
+    branch.load_state_dict(weights)
+    return branch.to(classifier.mean.device).eval()
+
+
+def _branch_note(branch: Branch, fingerprint: str) -> dict[str, str]:
+    return {"kind": branch.kind, "fingerprint": fingerprint}
+
+
+def _check_branch_kind(branch: Branch | None, objective: Objective) -> None:
+    kind = None if branch is None else branch.kind
+    if kind != objective.branch:
+        raise ValueError(f"the objective {objective.name} goes with the branch {objective.branch}, not {kind}")

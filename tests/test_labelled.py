@@ -1,0 +1,148 @@
+"""Source data in all their forms give the same images and labels, and say what is wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ttac.data import labelled
+from ttac.data.labelled import LabelledImages, from_tensors, read_labelled
+
+COUNT = 12
+
+
+@pytest.fixture
+def pixels() -> torch.Tensor:
+    return torch.randint(0, 256, (COUNT, 3, 8, 8), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+
+
+def save_arrays(folder: Path, pixels: torch.Tensor, split: str = "train") -> Path:
+    folder.mkdir(exist_ok=True)
+    np.save(folder / f"{split}_images.npy", pixels.permute(0, 2, 3, 1).numpy())
+    np.save(folder / f"{split}_labels.npy", np.arange(len(pixels), dtype=np.uint8) % 3)
+    return folder
+
+
+def save_folder(folder: Path, pixels: torch.Tensor) -> Path:
+    for number, image in enumerate(pixels):
+        path = folder / "abc"[number % 3] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+    return folder
+
+
+def read(*arguments: str, **options: object) -> LabelledImages:
+    data = read_labelled(*arguments, **options)  # type: ignore[arg-type]
+    assert data is not None
+    return data
+
+
+def test_arrays_and_tensors_hold_the_same(tmp_path: Path, pixels: torch.Tensor) -> None:
+    mapped = read(str(save_arrays(tmp_path / "arrays", pixels)))
+    direct = from_tensors(pixels, torch.arange(COUNT) % 3, 3)
+    rows = torch.tensor([5, 0, 11])
+    assert torch.equal(mapped.read(rows), direct.read(rows))
+    assert torch.equal(mapped.read(rows), pixels[rows])
+    assert torch.equal(mapped.labels, direct.labels)
+    assert (mapped.size, mapped.channels, mapped.num_classes) == ((8, 8), 3, 3)
+    assert mapped.pixel_moments() == direct.pixel_moments()
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_folder_is_kept_decoded_or_read_anew(
+    kept: bool, tmp_path: Path, pixels: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not kept:
+        monkeypatch.setattr(labelled, "DECODED_BYTES", 100)
+    folder = save_folder(tmp_path / "images", pixels)
+    data = read(str(folder))
+    for path in folder.rglob("*.png"):
+        if kept:
+            path.unlink()  # nothing is read again
+    order = torch.arange(COUNT).reshape(-1, 3).T.flatten()  # files are sorted by class
+    assert torch.equal(data.read(torch.arange(COUNT)), pixels[order])
+    assert torch.equal(data.labels, order % 3)
+    assert data.classes == ("a", "b", "c")
+
+
+def test_pixel_moments_are_those_of_all_pixels(pixels: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(labelled, "CHUNK", 5)
+    mean, std = from_tensors(pixels, torch.arange(COUNT) % 3, 3).pixel_moments()
+    scaled = pixels.double() / 255
+    torch.testing.assert_close(torch.tensor(mean).double(), scaled.mean((0, 2, 3)).float().double())
+    torch.testing.assert_close(
+        torch.tensor(std).double(), scaled.transpose(0, 1).flatten(1).std(1, correction=0).float().double()
+    )
+
+
+def test_a_split_is_whole_and_repeats_itself(pixels: torch.Tensor) -> None:
+    data = from_tensors(pixels, torch.arange(COUNT), COUNT)
+    first, second = data.split(0.25, seed=1), data.split(0.25, seed=1)
+    assert [len(part) for part in first] == [9, 3]
+    assert torch.equal(torch.cat([part.labels for part in first]).sort().values, torch.arange(COUNT))
+    assert torch.equal(first[1].labels, second[1].labels)
+    assert torch.equal(first[1].read(torch.tensor([2])), pixels[first[1].labels[2:3]])
+    with pytest.raises(ValueError, match="leaves nothing of 1 images"):
+        from_tensors(pixels[:1], torch.zeros(1).long(), 1).split(0.9, 0)
+
+
+def test_what_is_kept_apart_for_validation(tmp_path: Path, pixels: torch.Tensor) -> None:
+    folder = save_arrays(tmp_path / "arrays", pixels)
+    assert read_labelled(str(folder), validation=True) is None
+    save_arrays(folder, pixels[:4], "test")
+    assert len(read(str(folder), validation=True)) == 4
+    assert read_labelled(str(save_folder(tmp_path / "images", pixels)), validation=True) is None
+
+
+def test_digits_are_not_to_be_mirrored() -> None:
+    pytest.importorskip("sklearn")
+    train, test = read("digits"), read("digits", validation=True)
+    assert (len(train), len(test), train.channels, train.flip) == (797, 1000, 1, False)
+
+
+def test_other_pixels_or_labels_have_another_fingerprint(pixels: torch.Tensor, tmp_path: Path) -> None:
+    labels = torch.arange(COUNT) % 3
+    other = pixels.clone()
+    other[3, 1, 2, 2] ^= 1
+    prints = {from_tensors(*pair, 3).fingerprint for pair in ((pixels, labels), (other, labels), (pixels, 2 - labels))}
+    assert len(prints) == 3
+    folder = save_folder(tmp_path / "images", pixels)
+    assert read(str(folder)).fingerprint != read(str(folder), size=(6, 6)).fingerprint
+
+
+def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        read(str(tmp_path / "nowhere"))
+    arrays = save_arrays(tmp_path / "arrays", pixels)
+    with pytest.raises(ValueError, match=r"labels must be in 0..1; got 0..2"):
+        read(str(arrays), classes=("a", "b"))
+    np.save(arrays / "train_labels.npy", np.zeros(5, dtype=np.int64))
+    with pytest.raises(ValueError, match="expected 12 integers"):
+        read(str(arrays))
+    np.save(arrays / "train_images.npy", np.zeros((5, 8, 8, 3)))
+    with pytest.raises(ValueError, match=r"train_images are float64 .* expected uint8"):
+        read(str(arrays))
+    (arrays / "train_images.npy").write_bytes(b"\x93NUMPY no array")
+    with pytest.raises(ValueError, match=r"train_images.npy is not a readable array"):
+        read(str(arrays))
+    np.save(arrays / "train_images.npy", np.array([{}]), allow_pickle=True)
+    with pytest.raises(ValueError, match="not a readable array"):
+        read(str(arrays))
+
+    folder = save_folder(tmp_path / "images", pixels)
+    with pytest.raises(ValueError, match="no class of the model: c"):
+        read(str(folder), classes=("a", "b"))
+    (folder / "a/99.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"a/99.png cannot be read .*: remove it"):
+        read(str(folder))
+    Image.new("RGB", (9, 9)).save(folder / "a/99.png")
+    with pytest.raises(ValueError, match=r"a/99.png is 9 x 9, the first image 8 x 8: give the size .*--size"):
+        read(str(folder))
+    assert len(read(str(folder), size=(8, 8))) == COUNT + 1
+    (folder / "a/99.png").rename(folder / "99.png")
+    with pytest.raises(ValueError, match="put the images of each class into a subfolder"):
+        read(str(folder))
