@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ttac import Classifier, SourceStatistics
+from ttac.branches import ContrastiveBranch, RotationBranch
 from ttac.gaussian import FAMILIES
 from ttac.source.infer import WEIGHT_DECAY, anchors_around, infer_means
 from ttac.source.networks import ResNet
@@ -184,3 +185,47 @@ def test_damaged_files_are_refused_by_name(tiny_classifier: Classifier, tmp_path
         SourceStatistics.load(tmp_path / "other.safetensors")
     with pytest.raises(FileNotFoundError, match="no statistics file"):
         SourceStatistics.load(tmp_path / "missing.safetensors")
+
+
+def branched(classifier: Classifier, branch: type[ContrastiveBranch] | type[RotationBranch]) -> Classifier:
+    torch.manual_seed(0)
+    classifier.branch = branch(classifier.feature_dim)
+    return classifier
+
+
+def test_projections_of_a_contrastive_branch_are_collected_and_saved(
+    tiny_classifier: Classifier, tmp_path: Path
+) -> None:
+    classifier = branched(tiny_classifier, ContrastiveBranch).double()
+    images, _ = images_and_labels()
+    stats = SourceStatistics.collect(classifier, loader())
+    assert stats.projected is not None
+    assert classifier.branch is not None
+    with torch.no_grad():
+        projections = classifier.branch(classifier.features(images.double()))
+    torch.testing.assert_close(stats.projected.mean[0], projections.mean(0))
+    expected = torch.cov(projections.mT, correction=0)
+    torch.testing.assert_close(stats.projected.covariance.dense()[0], expected, atol=1e-10, rtol=0)
+    stats.save(tmp_path / "stats.safetensors")
+    loaded = SourceStatistics.load(tmp_path / "stats.safetensors", classifier)
+    assert loaded.projected is not None
+    assert torch.equal(loaded.projected.mean, stats.projected.mean)
+    assert loaded.fingerprint() == stats.fingerprint()
+    moved = stats.to(torch.device("meta")).projected
+    assert moved is not None
+    assert moved.mean.is_meta
+
+
+def test_statistics_without_projections_stay_as_they_were(tiny_classifier: Classifier, tmp_path: Path) -> None:
+    plain = SourceStatistics.collect(tiny_classifier, loader())
+    plain.save(tmp_path / "stats.safetensors")
+    loaded = SourceStatistics.load(tmp_path / "stats.safetensors")
+    assert plain.projected is loaded.projected is None
+    assert loaded.fingerprint() == plain.fingerprint()
+    with_projections = SourceStatistics.collect(branched(tiny_classifier, ContrastiveBranch), loader())
+    assert with_projections.fingerprint() != plain.fingerprint()
+    assert list(with_projections.parts) == ["classes", "overall", "projected"]
+    rotation = SourceStatistics.collect(branched(tiny_classifier, RotationBranch), loader())
+    assert rotation.projected is None
+    assert rotation.fingerprint() == plain.fingerprint()
+    assert SourceStatistics.infer(tiny_classifier).projected is None

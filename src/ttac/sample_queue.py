@@ -77,13 +77,13 @@ class SampleQueue:
         return (self._next - count + torch.arange(count)) % self.capacity
 
     def minibatches(self, size: int, generator: torch.Generator) -> Iterator[Tensor]:
-        """Walk all samples once in random order, in near-equal minibatches of at most `size`: slots `[n]`."""
+        """Walk all samples once in random order, in near-equal minibatches of about `size`: slots `[n]`."""
         order = torch.randperm(self._length, generator=generator)
         yield from order.tensor_split(self.minibatch_count(size))
 
     def minibatch_count(self, size: int) -> int:
-        """How many minibatches one walk has."""
-        return -(-self._length // size)
+        """How many minibatches one walk has: those of at most `size`, but none of one, which has no statistics."""
+        return max(1, min(-(-self._length // size), self._length // 2))
 
     def remember(self, slots: Tensor, memory: Memory) -> None:
         """Replace what is remembered of the samples at `slots`."""

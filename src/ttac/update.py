@@ -35,9 +35,9 @@ class Updater:
         self.skipped = 0
 
     def set_rate(self, lr: float) -> None:
-        """Use the learning rate `lr` from now on."""
+        """Use the learning rate `lr` from now on, times the `rate_factor` of a parameter group that has one."""
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = lr * group.get("rate_factor", 1.0)
 
     def step(self, losses: Mapping[str, Tensor]) -> bool:
         """Descend on the sum of `losses`; False says that the step was refused and no weight has changed."""

@@ -111,6 +111,11 @@ class Adapter(ABC):
         """The branch of the source model that the method uses under its options."""
         return None
 
+    @property
+    def exempt(self) -> dict[str, str]:
+        """The checks of `ttac.checks` that the options make impossible, with the reason of each."""
+        return {}
+
     def _parameters_to_change(self) -> dict[str, nn.Parameter]:
         """Name the parameters that the method moves; all others stay without gradient."""
         return {}

@@ -11,25 +11,22 @@ from torch import Tensor
 
 from ttac.alignment import Alignment
 from ttac.branches import BranchKind, ContrastiveBranch
-from ttac.data.views import strong_view, weak_view
 from ttac.filters import FilterKind, filter_pseudo_labels
 from ttac.gaussian import Blend, Direction
-from ttac.methods.base import Capabilities, Moment, require
+from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.windows import GradientAdapter, GradientOptions, Trial
+from ttac.methods.views import View, ViewAdapter, ViewOptions
+from ttac.methods.windows import Trial
 from ttac.protocols import PROTOCOLS
 
 
 @dataclass(frozen=True)
-class TTACOptions(GradientOptions):
+class TTACOptions(ViewOptions):
     """Numbers of the paper where it has them; the loss weights are free of the network's width, see `Alignment`.
 
     A weight of 0 switches a loss off, as the ablations do.
     """
 
-    moments = ("before", "after")  # the logits of an update are those of mirrored views
-
-    predict: Moment = "after"
     queue: int = 4096
     passes: int = 4
     warmup: bool = True  # one more pass first, forward only, for the batch-norm statistics
@@ -48,10 +45,6 @@ class TTACOptions(GradientOptions):
     raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
     direction: Direction = "symmetric"
     ridge: float = 1 / 30  # added to every covariance's diagonal, as a share of the source's largest variance
-    flip: bool = True  # whether a mirrored image is still of its class
-    crop: bool = False  # whether the weak view is shifted as well
-    operations: int = 2  # of RandAugment in a strong view
-    magnitude: int = 10  # of RandAugment, 0..30
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -69,8 +62,6 @@ class TTACOptions(GradientOptions):
             self.direction in ("symmetric", "one-sided"), "direction must be symmetric or one-sided", self.direction
         )
         require(self.ridge > 0, "ridge must be positive", self.ridge)
-        require(self.operations >= 0, "operations must not be negative", self.operations)
-        require(0 <= self.magnitude <= 30, "magnitude must be in 0..30", self.magnitude)
 
 
 # The columns of the paper's table, and the weights of the authors' code, which its numbers were made with: 0.05 (0.5 on
@@ -90,21 +81,8 @@ PAPER: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class View:
-    """What the network makes of one view of a minibatch."""
-
-    features: Tensor  # [n, D]
-    logits: Tensor  # [n, K]
-
-    @property
-    def posterior(self) -> Tensor:
-        """The posteriors as constants: `[n, K]`."""
-        return self.logits.detach().float().softmax(1)
-
-
 @register
-class TTAC(GradientAdapter):
+class TTAC(ViewAdapter):
     """Draw the target's clusters, found by filtered pseudo labels, to the anchors of the source."""
 
     capabilities = Capabilities(
@@ -150,8 +128,8 @@ class TTAC(GradientAdapter):
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
         images = self.queue.images[slots]
-        with self.tracker.following(len(slots)):
-            weak = self._view(weak_view(images, self.generator, flip=options.flip, crop=options.crop))
+        weak = self._weak(images)
+        features = weak.features.to(self.alignments["global"].anchors.mean.dtype)
         filtered = filter_pseudo_labels(
             weak.posterior, self.queue.memory.rows(slots), kind=options.filter,
             xi=options.xi, tau_tc=options.tau_tc, tau_pp=options.tau_pp, cooldown=options.cooldown,
@@ -163,7 +141,7 @@ class TTAC(GradientAdapter):
             ("anchor", options.class_weight if late else 0, filtered.assignment),
             ("global", options.global_weight, torch.zeros_like(slots, device=images.device)),
         ):
-            loss, blends[name] = self.alignments[name].loss(weak.features, assignment)
+            loss, blends[name] = self.alignments[name].loss(features, assignment)
             if weight:
                 losses[name] = weight * loss
         losses |= self._further_losses(images, weak)
@@ -175,19 +153,6 @@ class TTAC(GradientAdapter):
 
         return Trial(losses, weak.logits, keep)
 
-    def _view(self, images: Tensor) -> View:
-        features, logits = self.classifier.features_and_logits(images)
-        return View(features.to(self.alignments["global"].anchors.mean.dtype), logits)
-
-    def _strong(self, images: Tensor) -> View:
-        options = self.options
-        view = strong_view(
-            images, self.generator, flip=options.flip, operations=options.operations, magnitude=options.magnitude
-        )
-        # Strong views have statistics of their own: normalised apart, they neither bend nor enter the stored ones.
-        with self.tracker.apart():
-            return self._view(view)
-
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
         """Add weighted losses of a method that builds on this one."""
         return self._contrastive(weak, self._strong(images)) if self.options.contrastive_weight else {}
@@ -197,8 +162,8 @@ class TTAC(GradientAdapter):
         if branch is None:
             return {}
         assert isinstance(branch, ContrastiveBranch)
-        projected = (branch(view.features.to(branch.hidden.weight.dtype)) for view in (weak, strong))
-        return {"contrastive": self.options.contrastive_weight * branch.loss(*projected)}
+        loss = branch.loss(branch(weak.features), branch(strong.features))
+        return {"contrastive": self.options.contrastive_weight * loss}
 
     def _state(self) -> dict[str, Any]:
         alignments = {name: alignment.running.state() for name, alignment in self.alignments.items()}

@@ -9,7 +9,8 @@ from torch import Tensor
 from ttac.losses import diversity, entropy
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import TTAC, TTACOptions, View
+from ttac.methods.ttac import TTAC, TTACOptions
+from ttac.methods.views import View
 from ttac.protocols import PROTOCOLS
 
 

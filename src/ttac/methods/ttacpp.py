@@ -10,7 +10,8 @@ from torch import Tensor
 from ttac.losses import self_training
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import PAPER, TTAC, TTACOptions, View
+from ttac.methods.ttac import PAPER, TTAC, TTACOptions
+from ttac.methods.views import View
 from ttac.protocols import PROTOCOLS
 
 

@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ttac.branches import ContrastiveBranch
 from ttac.classifier import Classifier
 from ttac.files import replacing
 from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
@@ -22,7 +23,7 @@ from ttac.inputs import check_labels
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
 
 FORMAT = "ttac.statistics/1"
-PARTS = ("classes", "overall")
+PARTS = ("classes", "overall", "projected")
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,21 @@ class Origin:
 
 @dataclass(frozen=True, eq=False)
 class SourceStatistics:
-    """Anchors of the source domain in feature space: `classes` (K Gaussians) and `overall` (one)."""
+    """Anchors of the source domain in feature space: `classes` (K Gaussians) and `overall` (one).
+
+    `projected` is one Gaussian in the space of the contrastive branch, where the statistics were collected with one.
+    """
 
     classes: Gaussians
     overall: Gaussians
     origin: Origin
+    projected: Gaussians | None = None
+
+    @property
+    def parts(self) -> dict[str, Gaussians]:
+        """The Gaussians that there are, by name."""
+        found = {part: getattr(self, part) for part in PARTS}
+        return {part: gaussians for part, gaussians in found.items() if gaussians is not None}
 
     @property
     def source_free(self) -> bool:
@@ -66,6 +77,8 @@ class SourceStatistics:
         `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
         """
         classes, overall = (_empty(count, classifier, family, rank) for count in (classifier.num_classes, 1))
+        branch = classifier.branch if isinstance(classifier.branch, ContrastiveBranch) else None
+        projected = None if branch is None else _empty_projected(branch, classifier)
         grouped: Literal["label", "prediction"] | None = None if group_by == "auto" else group_by
         with evaluating(classifier), torch.no_grad():
             for item in loader:
@@ -77,15 +90,19 @@ class SourceStatistics:
                 features = features.to(classes.gaussians.mean.dtype)
                 groups = logits.argmax(1) if grouped == "prediction" else check_labels(labels, *logits.shape)
                 groups = groups.to(logits.device)
-                for running, assignment in ((classes, groups), (overall, torch.zeros_like(groups))):
+                everything = torch.zeros_like(groups)
+                for running, assignment in ((classes, groups), (overall, everything)):
                     running.commit(running.blend(features, assignment))
+                if branch is not None and projected is not None:
+                    projections = branch(features.to(branch.hidden.weight.dtype)).to(features)
+                    projected.commit(projected.blend(projections, everything))
         counts = tuple(int(count) for count in classes.counts)
         missing = [label for label, count in enumerate(counts) if count == 0]
         if grouped is None or missing:
             shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
             raise ValueError(f"no source sample of class {shown} (grouped by {grouped}): every class needs an anchor")
         origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped)
-        return cls(classes.gaussians, overall.gaussians, origin)
+        return cls(classes.gaussians, overall.gaussians, origin, None if projected is None else projected.gaussians)
 
     @classmethod
     def infer(cls, classifier: Classifier, *, parameterisation: Parameterisation | None = None) -> SourceStatistics:
@@ -122,13 +139,13 @@ class SourceStatistics:
 
     def to(self, device: torch.device) -> SourceStatistics:
         """Move the statistics to a device."""
-        return replace(self, **{part: getattr(self, part).map(lambda tensor: tensor.to(device)) for part in PARTS})
+        moved = {name: part.map(lambda tensor: tensor.to(device)) for name, part in self.parts.items()}
+        return replace(self, **moved)  # type: ignore[arg-type]
 
     def fingerprint(self) -> str:
         """Hash the statistics and their origin, the same on every device."""
         digest = hashlib.sha256(json.dumps(asdict(self.origin)).encode())
-        for part in PARTS:
-            gaussians: Gaussians = getattr(self, part)
+        for gaussians in self.parts.values():
             for tensor in (gaussians.mean, *gaussians.covariance.tensors().values()):
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()[:32]
@@ -152,8 +169,7 @@ class SourceStatistics:
         """Write a safetensors file, atomically."""
         tensors: dict[str, Tensor] = {}
         families: dict[str, str] = {}
-        for part in PARTS:
-            gaussians: Gaussians = getattr(self, part)
+        for part, gaussians in self.parts.items():
             families[part] = gaussians.covariance.family
             stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
             tensors |= {f"{part}.{name}": tensor.contiguous() for name, tensor in stored.items()}
@@ -180,6 +196,7 @@ class SourceStatistics:
                 _read_gaussians(tensors, "classes", families),
                 _read_gaussians(tensors, "overall", families),
                 Origin(**{**origin, "counts": tuple(origin["counts"])}),
+                _read_gaussians(tensors, "projected", families) if "projected" in families else None,
             )
         except (SafetensorError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} is not a readable statistics file: {error}") from error
@@ -205,6 +222,11 @@ def _empty(count: int, classifier: Classifier, family: str | None, rank: int | N
         dtype=_statistics_dtype(classifier),
         device=classifier.mean.device,
     )
+
+
+def _empty_projected(branch: ContrastiveBranch, classifier: Classifier) -> RunningGaussians:
+    dtype, device = _statistics_dtype(classifier), classifier.mean.device
+    return RunningGaussians.empty(1, branch.projection.out_features, family="full", dtype=dtype, device=device)
 
 
 def _split(item: Any) -> tuple[Tensor, Tensor | None]:
