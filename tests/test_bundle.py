@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -59,6 +60,13 @@ def test_a_bundle_comes_back_as_it_was(name: str, statistics: bool, tmp_path: Pa
     loaded = load_model(str(tmp_path / "b"))
     assert isinstance(loaded, Bundle)
     assert loaded.objective == bundle.objective
+
+
+def test_a_description_in_round_numbers_is_stored_as_the_classifier_has_it(tmp_path: Path) -> None:
+    bundle = made(make_objective("ce"))
+    by_hand = dataclasses.replace(bundle.description, mean=(0.1, 0.2, 0.3), head=None)  # 0.1 is no float32
+    save_bundle(tmp_path / "b", dataclasses.replace(bundle, description=by_hand))
+    assert load_bundle(tmp_path / "b").description == bundle.description
 
 
 def test_the_same_bundle_is_written_as_the_same_bytes(tmp_path: Path) -> None:

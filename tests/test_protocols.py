@@ -128,10 +128,15 @@ def test_modified_objectives_need_a_branch() -> None:
     subject = checks.subject("ttac++")
     with pytest.raises(ProtocolError, match="trained with a branch, and this one has none"):
         ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
-    with pytest.raises(ValueError, match="needs a model trained with a contrastive branch, and this one has none"):
-        checks.subject("ttac++", contrastive_weight=1.0).make()
-    with pytest.raises(ValueError, match="and this one has a rotation branch"):
-        checks.subject("ttac++", branched(RotationBranch), contrastive_weight=1.0).make()
+    for classifier, found in (
+        (Classifier(ResNet(8, 4, width=4)), "none"),
+        (branched(RotationBranch), "a rotation branch"),
+    ):
+        stats = SourceStatistics.rescale_weights(classifier)
+        with pytest.raises(
+            ValueError, match=f"needs a model trained with a contrastive branch, and this one has {found}"
+        ):
+            ttac.adapt(classifier, "ttac++", stats=stats, contrastive_weight=1.0)
 
 
 def test_the_contrastive_branch_teaches_the_backbone_and_stays_as_it_is() -> None:

@@ -41,6 +41,7 @@ class TTACOptions(ViewOptions):
     class_weight: float = 5.0
     global_weight: float = 5.0  # lambda_1
     global_distance: Literal["kl", "l2"] = "kl"
+    inferred_trust: float = 0.2  # share of both weights that inferred anchors get: they are biased, see docs/method.md
     contrastive_weight: float = 0.0  # of the branch that the Y protocols train; 0: it is not used
     raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
     direction: Direction = "symmetric"
@@ -51,7 +52,7 @@ class TTACOptions(ViewOptions):
         super().__post_init__()
         require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
         require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
-        weights = (self.class_weight, self.global_weight, self.contrastive_weight)
+        weights = (self.class_weight, self.global_weight, self.inferred_trust, self.contrastive_weight)
         require(min(weights) >= 0, "loss weights must not be negative", weights)
         for name, kinds in (("filter", get_args(FilterKind)), ("global_distance", ("kl", "l2"))):
             require(getattr(self, name) in kinds, f"{name} must be one of {', '.join(kinds)}", getattr(self, name))
@@ -67,7 +68,7 @@ class TTACOptions(ViewOptions):
 # The columns of the paper's table, and the weights of the authors' code, which its numbers were made with: 0.05 (0.5 on
 # CIFAR-100) on the mean over classes and on the global divergence.
 PAPER: dict[str, dict[str, Any]] = {
-    name: {"raw_divergence": True, "class_weight": weight, "global_weight": weight, **column}
+    name: {"raw_divergence": True, "class_weight": weight, "global_weight": weight, "inferred_trust": 1.0, **column}
     for name, weight, column in (
         ("paper", 0.05, {"window": 256, "lr": 0.01, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 128}),
         ("paper-cifar100", 0.5, {"window": 256, "lr": 1e-4, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 64}),
@@ -137,9 +138,10 @@ class TTAC(ViewAdapter):
         losses: dict[str, Tensor] = {}
         blends: dict[str, Blend] = {}
         late = number >= options.class_start * options.passes or options.passes == 1
+        trust = options.inferred_trust if self.stats is not None and self.stats.source_free else 1.0
         for name, weight, assignment in (
-            ("anchor", options.class_weight if late else 0, filtered.assignment),
-            ("global", options.global_weight, torch.zeros_like(slots, device=images.device)),
+            ("anchor", trust * options.class_weight if late else 0, filtered.assignment),
+            ("global", trust * options.global_weight, torch.zeros_like(slots, device=images.device)),
         ):
             loss, blends[name] = self.alignments[name].loss(features, assignment)
             if weight:

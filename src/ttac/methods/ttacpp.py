@@ -20,7 +20,7 @@ class TTACPlusPlusOptions(TTACOptions):
     """TTAC's options, and those of self-training."""
 
     tau_st: float = 0.95
-    self_train_weight: float = 0.1  # lambda_2
+    self_train_weight: float = 0.5  # lambda_2
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""

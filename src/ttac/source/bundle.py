@@ -47,10 +47,10 @@ def save_bundle(folder: Path | str, bundle: Bundle) -> None:
     _check_branch_kind(classifier.branch, bundle.objective)
     if statistics is not None:
         statistics.check(classifier)
-    fingerprint = classifier.fingerprint()
+    fingerprint, description = classifier.fingerprint(), bundle.description.of(classifier)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION).unlink(missing_ok=True)
-    save_model(folder / WEIGHTS, classifier.model, bundle.description)
+    save_model(folder / WEIGHTS, classifier.model, description)
     if classifier.branch is None:
         (folder / BRANCH).unlink(missing_ok=True)
     else:
@@ -65,7 +65,7 @@ def save_bundle(folder: Path | str, bundle: Bundle) -> None:
     content = {
         "format": FORMAT,
         "fingerprint": fingerprint,
-        "model": dataclasses.asdict(bundle.description),
+        "model": dataclasses.asdict(description),
         "objective": bundle.objective.as_dict(),
         "branch": bundle.objective.branch,
         "training": dict(bundle.training),

@@ -60,6 +60,17 @@ class ModelDescription:
         if not all(1 <= value <= 256 for value in self.arch_options.values()):
             raise ValueError(f"arch_options must be in 1..256, not {dict(self.arch_options)}")
 
+    def of(self, classifier: Classifier) -> ModelDescription:
+        """Take from a classifier what it knows best, its normalisation as it is stored among it."""
+        return dataclasses.replace(
+            self,
+            num_classes=classifier.num_classes,
+            channels=classifier.channels,
+            mean=tuple(classifier.mean.flatten().tolist()),
+            std=tuple(classifier.std.flatten().tolist()),
+            head=classifier.head_name,
+        )
+
     def text(self) -> str:
         """Write the description as JSON."""
         return json.dumps(dataclasses.asdict(self))
@@ -123,17 +134,7 @@ def classifier_of(
         mean=mean if mean is not None else description.mean,
         std=std if std is not None else description.std,
     )
-    return LoadedModel(
-        classifier,
-        dataclasses.replace(
-            description,
-            num_classes=classifier.num_classes,
-            channels=classifier.channels,
-            mean=tuple(classifier.mean.flatten().tolist()),
-            std=tuple(classifier.std.flatten().tolist()),
-            head=classifier.head_name,
-        ),
-    )
+    return LoadedModel(classifier, description.of(classifier))
 
 
 def usable_device(name: str) -> torch.device:
