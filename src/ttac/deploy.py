@@ -22,7 +22,7 @@ from torch import Tensor
 from ttac.data.folder import FolderStream, image_size, list_images
 from ttac.engine import Outcome, Run
 from ttac.files import replacing, text_hash
-from ttac.jobs import StoppedError, alone_in, check_same_settings, signals_noted
+from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, saved_progress, signals_noted
 from ttac.methods.base import Adapter
 from ttac.methods.registry import adapt, methods
 from ttac.report.records import Record
@@ -31,7 +31,7 @@ from ttac.source.statistics import SourceStatistics
 from ttac.source.weights import LoadedModel, check_size, save_model
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
-PROGRESS, PART, INFERRED = "progress.pt", "predictions.csv.part", "inferred.safetensors"
+PART, INFERRED = "predictions.csv.part", "inferred.safetensors"
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     if _is_complete(job.out, settings):
         console.print(f"{job.out} is complete: nothing to do", markup=False)
         return
-    saved = _saved_progress(job.out, settings)
+    saved = saved_progress(job.out, settings, (WEIGHTS, RECORD), lambda content: _Position(**content["position"]))
     classifier, description = job.model.classifier, job.model.description
     size = description.size or image_size(job.images, files)
     check_size(classifier, size)
@@ -251,23 +251,6 @@ def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
     check_same_settings(out, there, settings)
     (out / PROGRESS).unlink(missing_ok=True)
     return True
-
-
-def _saved_progress(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    path = out / PROGRESS
-    if not path.exists():
-        taken = [name for name in (WEIGHTS, RECORD) if (out / name).exists()]
-        if taken:
-            raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
-        return None
-    try:
-        saved: dict[str, Any] = torch.load(path, weights_only=True)
-        there = dict(saved["settings"])
-        _Position(**saved["position"])
-    except Exception as error:  # a damaged or forged file fails wherever it likes
-        raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
-    check_same_settings(out, there, settings)
-    return saved
 
 
 def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics | None:

@@ -6,12 +6,15 @@ import fcntl
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+
+PROGRESS = "progress.pt"
 
 
 class StoppedError(Exception):
@@ -69,3 +72,26 @@ def check_same_settings(out: Path, there: dict[str, Any], now: dict[str, Any]) -
     differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
     if differing:
         raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")
+
+
+def saved_progress(
+    out: Path, settings: dict[str, Any], results: Sequence[str], check: Callable[[dict[str, Any]], object]
+) -> dict[str, Any] | None:
+    """Read the checkpoint in `out`, None where there is none; raise an error where it is not of these settings.
+
+    `results` are names of files that only a finished job leaves, and `check` raises where the content is not whole.
+    """
+    path = out / PROGRESS
+    if not path.exists():
+        taken = [name for name in results if (out / name).exists()]
+        if taken:
+            raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
+        return None
+    try:
+        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        there = dict(saved["settings"])
+        check(saved)
+    except Exception as error:  # a damaged or forged file fails wherever it likes
+        raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
+    check_same_settings(out, there, settings)
+    return saved

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 
 from ttac.alignment import Alignment
-from ttac.branches import BranchKind, ContrastiveBranch
 from ttac.filters import FilterKind, filter_pseudo_labels
 from ttac.gaussian import Blend, Direction
+from ttac.methods.aligned import AlignedAdapter, AlignedOptions
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.views import View, ViewAdapter, ViewOptions
+from ttac.methods.views import View
 from ttac.methods.windows import Trial
 from ttac.protocols import PROTOCOLS
+from ttac.source.statistics import SourceStatistics
 
 
 @dataclass(frozen=True)
-class TTACOptions(ViewOptions):
+class TTACOptions(AlignedOptions):
     """Numbers of the paper where it has them; the loss weights are free of the network's width, see `Alignment`.
 
     A weight of 0 switches a loss off, as the ablations do.
@@ -42,7 +43,6 @@ class TTACOptions(ViewOptions):
     global_weight: float = 5.0  # lambda_1
     global_distance: Literal["kl", "l2"] = "kl"
     inferred_trust: float = 0.2  # share of both weights that inferred anchors get: they are biased, see docs/method.md
-    contrastive_weight: float = 0.0  # of the branch that the Y protocols train; 0: it is not used
     raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
     direction: Direction = "symmetric"
     ridge: float = 1 / 30  # added to every covariance's diagonal, as a share of the source's largest variance
@@ -52,7 +52,7 @@ class TTACOptions(ViewOptions):
         super().__post_init__()
         require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
         require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
-        weights = (self.class_weight, self.global_weight, self.inferred_trust, self.contrastive_weight)
+        weights = (self.class_weight, self.global_weight, self.inferred_trust)
         require(min(weights) >= 0, "loss weights must not be negative", weights)
         for name, kinds in (("filter", get_args(FilterKind)), ("global_distance", ("kl", "l2"))):
             require(getattr(self, name) in kinds, f"{name} must be one of {', '.join(kinds)}", getattr(self, name))
@@ -83,7 +83,7 @@ PAPER: dict[str, dict[str, Any]] = {
 
 
 @register
-class TTAC(ViewAdapter):
+class TTAC(AlignedAdapter):
     """Draw the target's clusters, found by filtered pseudo labels, to the anchors of the source."""
 
     capabilities = Capabilities(
@@ -98,15 +98,8 @@ class TTAC(ViewAdapter):
     options: TTACOptions
     presets = PAPER
 
-    @property
-    def branch_used(self) -> BranchKind | None:
-        """The contrastive branch, where its loss has a weight."""
-        return "contrastive" if self.options.contrastive_weight else None
-
-    def _begin(self) -> None:
-        super()._begin()
-        options, stats = self.options, self.stats
-        assert stats is not None
+    def _make_alignments(self, stats: SourceStatistics) -> dict[str, Alignment]:
+        options = self.options
         align = partial(
             Alignment,
             ridge=options.ridge * float(stats.overall.covariance.diagonal().max()),
@@ -114,7 +107,7 @@ class TTAC(ViewAdapter):
             direction=options.direction,
             raw=options.raw_divergence,
         )
-        self.alignments = {
+        return {
             "anchor": align(stats.classes, clip=options.clip_class),
             "global": align(stats.overall, clip=options.clip_global, distance=options.global_distance),
         }
@@ -130,7 +123,6 @@ class TTAC(ViewAdapter):
         options = self.options
         images = self.queue.images[slots]
         weak = self._weak(images)
-        features = weak.features.to(self.alignments["global"].anchors.mean.dtype)
         filtered = filter_pseudo_labels(
             weak.posterior, self.queue.memory.rows(slots), kind=options.filter,
             xi=options.xi, tau_tc=options.tau_tc, tau_pp=options.tau_pp, cooldown=options.cooldown,
@@ -141,37 +133,19 @@ class TTAC(ViewAdapter):
         trust = options.inferred_trust if self.stats is not None and self.stats.source_free else 1.0
         for name, weight, assignment in (
             ("anchor", trust * options.class_weight if late else 0, filtered.assignment),
-            ("global", trust * options.global_weight, torch.zeros_like(slots, device=images.device)),
+            ("global", trust * options.global_weight, None),
         ):
-            loss, blends[name] = self.alignments[name].loss(features, assignment)
+            loss, blends[name] = self._align(name, weak.features, assignment)
             if weight:
                 losses[name] = weight * loss
         losses |= self._further_losses(images, weak)
 
         def keep() -> None:
-            for name, blend in blends.items():
-                self.alignments[name].running.commit(blend)
+            self._commit(blends)
             self.queue.remember(slots, filtered.memory)
 
         return Trial(losses, weak.logits, keep)
 
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
         """Add weighted losses of a method that builds on this one."""
-        return self._contrastive(weak, self._strong(images)) if self.options.contrastive_weight else {}
-
-    def _contrastive(self, weak: View, strong: View) -> dict[str, Tensor]:
-        branch = self.classifier.branch
-        if branch is None:
-            return {}
-        assert isinstance(branch, ContrastiveBranch)
-        loss = branch.loss(branch(weak.features), branch(strong.features))
-        return {"contrastive": self.options.contrastive_weight * loss}
-
-    def _state(self) -> dict[str, Any]:
-        alignments = {name: alignment.running.state() for name, alignment in self.alignments.items()}
-        return {**super()._state(), "alignments": alignments}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        for name, alignment in self.alignments.items():
-            alignment.running.load(state["alignments"][name])
+        return self._contrast(weak, self._strong(images)) if self.options.contrastive_weight else {}

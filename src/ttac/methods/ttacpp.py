@@ -55,4 +55,4 @@ class TTACPlusPlus(TTAC):
             return super()._further_losses(images, weak)
         strong = self._strong(images)
         loss = self_training(strong.logits, weak.posterior, options.tau_st)
-        return {"self_train": options.self_train_weight * loss, **self._contrastive(weak, strong)}
+        return {"self_train": options.self_train_weight * loss, **self._contrast(weak, strong)}

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from ttac.alignment import Alignment
-from ttac.branches import BranchKind, ContrastiveBranch
+from ttac.branches import ContrastiveBranch
+from ttac.methods.aligned import AlignedAdapter, AlignedOptions
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.views import ViewAdapter, ViewOptions
 from ttac.methods.windows import Trial
+from ttac.source.statistics import SourceStatistics
 
 
 @dataclass(frozen=True)
-class TTTPlusPlusOptions(ViewOptions):
+class TTTPlusPlusOptions(AlignedOptions):
     """Published numbers where they keep their meaning: the queue of 1536 features and the contrastive weight of 1.
 
     Distances are divided by the source's own moments, the published ones by what they are between the source and a
@@ -27,19 +26,18 @@ class TTTPlusPlusOptions(ViewOptions):
 
     clip: int = 1536  # features that the target's moments are estimated from
     feature_weight: float = 5.0
-    contrastive_weight: float = 0.0  # of the branch that the Y protocols train, published: 1; 0: it is not used
     projection_weight: float = 5.0  # of the moments in the branch's space, where it is used
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
         super().__post_init__()
         require(self.clip >= 1, "clip must be at least 1", self.clip)
-        weights = (self.feature_weight, self.contrastive_weight, self.projection_weight)
+        weights = (self.feature_weight, self.projection_weight)
         require(min(weights) >= 0, "loss weights must not be negative", weights)
 
 
 @register
-class TTTPlusPlus(ViewAdapter):
+class TTTPlusPlus(AlignedAdapter):
     """Match mean and covariance of the target's features, and of its projections, with those of the source."""
 
     capabilities = Capabilities(
@@ -53,19 +51,12 @@ class TTTPlusPlus(ViewAdapter):
     options_type = TTTPlusPlusOptions
     options: TTTPlusPlusOptions
 
-    @property
-    def branch_used(self) -> BranchKind | None:
-        """The contrastive branch, where its loss has a weight."""
-        return "contrastive" if self.options.contrastive_weight else None
-
-    def _begin(self) -> None:
-        super()._begin()
-        options, stats = self.options, self.stats
-        assert stats is not None
+    def _make_alignments(self, stats: SourceStatistics) -> dict[str, Alignment]:
+        options = self.options
         # The published queue of features starts empty; running moments of the same length that start at the source's
         # need no features of an older network, and no minibatch is too small for them. An L2 distance takes no ridge.
         align = partial(Alignment, ridge=0.0, clip=options.clip, distance="l2")
-        self.alignments = {"features": align(stats.overall, means_only=stats.source_free)}
+        alignments = {"features": align(stats.overall, means_only=stats.source_free)}
         if self.branch_used and options.projection_weight:
             if stats.projected is None:
                 raise ValueError(
@@ -73,39 +64,23 @@ class TTTPlusPlus(ViewAdapter):
                     "statistics have none: collect them again with SourceStatistics.collect and the model with its "
                     "branch, or set projection_weight=0"
                 )
-            self.alignments["projections"] = align(stats.projected, means_only=False)
+            alignments["projections"] = align(stats.projected, means_only=False)
+        return alignments
 
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
         images = self.queue.images[slots]
         weak = self._weak(images)
-        aligned = {"features": (options.feature_weight, weak.features)}
+        vectors = {"features": weak.features}
+        weights = {"features": options.feature_weight, "projections": options.projection_weight}
         losses: dict[str, Tensor] = {}
         branch = self.classifier.branch
         if isinstance(branch, ContrastiveBranch):
-            projections = branch(weak.features)
-            aligned["projections"] = (options.projection_weight, projections)
+            vectors["projections"] = branch(weak.features)
             # Two strong views in the publication; the weak one stands for one of them here, as in source training.
-            contrast = branch.loss(projections, branch(self._strong(images).features))
-            losses["contrastive"] = options.contrastive_weight * contrast
+            losses |= self._contrast(weak, self._strong(images))
         blends = {}
-        for name, alignment in self.alignments.items():
-            weight, vectors = aligned[name]
-            vectors = vectors.to(alignment.anchors.mean.dtype)
-            loss, blends[name] = alignment.loss(vectors, torch.zeros_like(slots, device=images.device))
-            losses[name] = weight * loss
-
-        def keep() -> None:
-            for name, blend in blends.items():
-                self.alignments[name].running.commit(blend)
-
-        return Trial(losses, weak.logits, keep)
-
-    def _state(self) -> dict[str, Any]:
-        alignments = {name: alignment.running.state() for name, alignment in self.alignments.items()}
-        return {**super()._state(), "alignments": alignments}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        for name, alignment in self.alignments.items():
-            alignment.running.load(state["alignments"][name])
+        for name in self.alignments:
+            loss, blends[name] = self._align(name, vectors[name])
+            losses[name] = weights[name] * loss
+        return Trial(losses, weak.logits, lambda: self._commit(blends))

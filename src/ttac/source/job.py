@@ -18,7 +18,7 @@ from torch import nn
 
 from ttac.data.labelled import LabelledImages, read_labelled
 from ttac.files import replacing, text_hash
-from ttac.jobs import StoppedError, alone_in, check_same_settings, signals_noted
+from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, saved_progress, signals_noted
 from ttac.source.architectures import new_network
 from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
 from ttac.source.models import load_model
@@ -27,7 +27,6 @@ from ttac.source.statistics import SourceStatistics
 from ttac.source.train import Amp, Recipe, Trainer, choose_precision, error_rate
 from ttac.source.weights import LoadedModel, ModelDescription, check_size, classifier_of, usable_device
 
-PROGRESS = "progress.pt"
 USUAL_SHARE = 0.1  # kept for validation where the data bring no part of their own
 
 
@@ -76,7 +75,7 @@ def run_train(job: TrainJob, console: Console) -> None:
         console.print(f"{job.out} is complete: nothing to do", markup=False)
         return
     with alone_in(job.out):
-        saved = _saved_progress(job.out, settings)
+        saved = saved_progress(job.out, settings, (WEIGHTS, BRANCH, STATISTICS), _check_pixels)
         model = _untrained(job, train, initial, None if saved is None else saved["pixels"])
         check_size(model.classifier, train.size)
         trainer = Trainer(model.classifier, job.objective, train, recipe, precision=precision)
@@ -294,18 +293,5 @@ def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
     return True
 
 
-def _saved_progress(out: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    path = out / PROGRESS
-    if not path.exists():
-        taken = [name for name in (WEIGHTS, BRANCH, STATISTICS) if (out / name).exists()]
-        if taken:
-            raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
-        return None
-    try:
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        there = dict(saved["settings"])
-        ModelDescription("", 1, mean=tuple(saved["pixels"]["mean"]), std=tuple(saved["pixels"]["std"]))
-    except Exception as error:  # a damaged or forged file fails wherever it likes
-        raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
-    check_same_settings(out, there, settings)
-    return saved
+def _check_pixels(saved: dict[str, Any]) -> None:
+    ModelDescription("", 1, mean=tuple(saved["pixels"]["mean"]), std=tuple(saved["pixels"]["std"]))
