@@ -164,10 +164,7 @@ def run_one(
         adapter,
         batches(images, labels),
         protocol=contender.protocol,
-        data="cifar10-jpg test",
-        domain=domain,
-        contender=contender.title,
-        stream_seed=seed,
+        notes={"data": "cifar10-jpg test", "domain": domain, "contender": contender.title, "stream_seed": seed},
     )
     record.save(path)
     print(f"{domain:16} {contender.title:28} {record.error:6.2f} %  {record.seconds:6.0f} s", flush=True)

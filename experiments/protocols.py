@@ -178,10 +178,7 @@ def run_one(
         list(batches(images, labels)),
         protocol=protocol,
         epochs=EPOCHS if multi else None,
-        data="cifar10-jpg test",
-        domain=domain,
-        source=row.source,
-        stream_seed=seed,
+        notes={"data": "cifar10-jpg test", "domain": domain, "source": row.source, "stream_seed": seed},
     )
 
 

@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributions import MultivariateNormal
 
 from ttac import checks
 from ttac.filters import FilterKind, Memory, filter_pseudo_labels
-from ttac.gaussian import FAMILIES, Full, Gaussians, RunningGaussians, moment_distance
+from ttac.gaussian import FAMILIES, Full, Gaussians, RunningGaussians, moment_distance, responsibilities
+from ttac.losses import filtered_labels
+from ttac.methods.ttac import TTAC
 
 ABLATIONS: list[dict[str, Any]] = [
     {"class_weight": 0.0},
@@ -79,12 +82,42 @@ def test_filters_that_are_left_out_reject_nobody(kind: FilterKind, expected: lis
     assert filtered.assignment.tolist() == expected
 
 
-def test_soft_assignment_is_the_posterior() -> None:
-    posterior = torch.rand(5, 3).softmax(1)
-    settings = {"xi": 0.9, "tau_tc": -0.001, "tau_pp": 0.9, "cooldown": 5}
-    assert torch.equal(
-        filter_pseudo_labels(posterior, Memory.blank(5, 3), kind="soft", **settings).assignment, posterior
-    )
+def test_responsibilities_are_those_of_a_mixture() -> None:
+    generator = torch.Generator().manual_seed(0)
+    roots = torch.randn(3, 4, 4, generator=generator, dtype=torch.float64)
+    means = torch.randn(3, 4, generator=generator, dtype=torch.float64)
+    covariances = roots @ roots.mT + torch.eye(4, dtype=torch.float64)
+    vectors = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    densities = MultivariateNormal(means, covariances).log_prob(vectors[:, None]).exp()
+    expected = densities / densities.sum(1, keepdim=True)
+    torch.testing.assert_close(responsibilities(Gaussians(means, Full(covariances)), vectors), expected)
+
+
+def test_soft_clusters_take_every_sample_by_its_responsibility(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = checks.subject("ttac", filter="soft", queue=0, passes=1).make()
+    assert isinstance(adapter, TTAC)
+    images = checks.subject("ttac").images[: checks.WINDOW]
+    anchor = adapter.alignments["anchor"]
+    shares = anchor.share(adapter.classifier.features(images))
+    torch.testing.assert_close(shares.sum(1), torch.ones(checks.WINDOW))
+    monkeypatch.setattr(anchor, "share", lambda features: torch.full((len(features), 4), 0.25))
+    before = anchor.running.gaussians.mean.clone()
+    adapter(images)
+    assert bool(((anchor.running.gaussians.mean - before).norm(dim=1) > 0).all())
+
+
+def test_filtered_labels_teach_alone() -> None:
+    options = {"class_weight": 0.0, "global_weight": 0.0, "self_train_weight": 0.0, "tau_pp": 0.3}
+    subject = checks.subject("ttac++", filtered_weight=1.0, **options)
+    adapter, nothing = subject.make(), checks.subject("ttac++", **options).make()
+    for made in (adapter, nothing):
+        made(subject.images)
+    assert adapter.counters()["steps"] > 0
+    assert nothing.counters()["steps"] == 0
+    logits, assignment = torch.randn(6, 3), torch.tensor([0, -1, 2, -1, 1, 1])
+    chosen = assignment >= 0
+    by_hand = torch.nn.functional.cross_entropy(logits[chosen], assignment[chosen]) * chosen.float().mean()
+    torch.testing.assert_close(filtered_labels(logits, assignment), by_hand)
 
 
 def test_moment_distance_is_relative_to_the_source() -> None:

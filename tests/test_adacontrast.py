@@ -225,7 +225,7 @@ def test_a_linear_head_alone_learns_too() -> None:
         ({"ema": 1.1}, r"ema must be in \[0, 1\]"),
         ({"head_rate": 0.0}, "head_rate must be positive"),
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
-        ({"diversity_weight": -1.0}, "loss weights must not be negative"),
+        ({"diversity_weight": -1.0}, "must not be negative"),
         ({"operations": -1}, "operations must not be negative"),
         ({"magnitude": -1}, "magnitude must be in 0..30"),
     ],

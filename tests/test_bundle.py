@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 
 from ttac import SourceStatistics
+from ttac.branches import ContrastiveBranch
 from ttac.source.architectures import new_network
 from ttac.source.bundle import Bundle, load_bundle, save_bundle
 from ttac.source.models import load_model
@@ -143,6 +144,8 @@ def forge_branch(**tensors: torch.Tensor) -> Callable[[Path, Path], None]:
         (edit(model={"num_classes": 0}), "num_classes must be at least 1"),
         (edit(objective={"name": "hinge"}), "unknown objective 'hinge'"),
         (edit(objective={"branch_weight": "x"}), "must be float"),
+        (edit(objective={"branch_weight": 10**400}), "bundle.json is damaged"),
+        (edit(model={"crop_pct": 10**400}), "bundle.json is damaged"),
         (edit(objective=[1]), "bundle.json is damaged"),
         (edit(training=3), "bundle.json is damaged"),
         (cut_short("bundle.json", 0.5), "bundle.json is damaged"),
@@ -202,3 +205,16 @@ def test_a_forged_number_of_classes_is_refused_before_memory_is_asked_for(tmp_pa
     save_file(new_network("resnet8", 3).state_dict(), tmp_path / "m.safetensors", {"ttac": text})
     with pytest.raises(ValueError, match="are of fewer than 1000000000000 classes"):
         load_model(str(tmp_path / "m.safetensors"))
+
+
+def test_a_branch_that_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+    bundle = made(make_objective("ce+contrastive"))
+    state = torch.get_rng_state()
+    bundle.classifier.branch = ContrastiveBranch(bundle.classifier.feature_dim, projection_dim=64)
+    torch.set_rng_state(state)
+    with pytest.raises(
+        ValueError, match=r"not one of the objective ce\+contrastive .*\(projection.weight \(64, 16\) for"
+    ):
+        save_bundle(tmp_path / "b", bundle)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.get_rng_state(), state)

@@ -15,6 +15,7 @@ from torch import nn
 
 from ttac.source.models import METADATA_KEY, ModelDescription, load_model, save_model
 from ttac.source.networks import ResNet
+from ttac.source.weights import check_size
 
 
 def network(num_classes: int = 3, **options: Any) -> ResNet:
@@ -198,6 +199,10 @@ def test_a_network_must_be_named(tmp_path: Path) -> None:
         ({"size": [0, 16]}, "size must be positive"),
         ({"crop_pct": 0}, "crop_pct must be in"),
         ({"colour": True}, "colour"),
+        ({"channels": 0}, r"channels must be in 1..256"),
+        ({"channels": 10**9}, r"channels must be in 1..256"),
+        ({"mean": [10**400]}, "the description of the model is damaged"),
+        ({"crop_pct": 10**400}, "the description of the model is damaged"),
         ({"arch_options": {"width": 10**9}}, r"arch_options must be in 1..256"),
         ({"arch_options": {"pretrained": 1}}, "resnet8 has no option pretrained"),
     ],
@@ -266,3 +271,12 @@ def test_without_timm_the_message_says_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "timm", None)
     with pytest.raises(ValueError, match=r"timm is not installed \(pip install timm\)"):
         load_model("resnet50")
+
+
+def test_a_forged_size_is_refused_where_no_memory_is_enough(tmp_path: Path) -> None:
+    for number, size in enumerate([(2**40, 2**40), (2**31, 2**20), (10**30, 1)]):
+        path = tmp_path / f"{number}.safetensors"
+        save_model(path, network(), ModelDescription("resnet8", 3, size=size))
+        loaded = load_model(str(path))
+        with pytest.raises(ValueError, match=r"the model does not take \d+ x \d+ images .*set --size"):
+            check_size(loaded.classifier, size)

@@ -137,6 +137,7 @@ def test_objectives_survive_a_round_trip(name: str) -> None:
         ("poly", {"epsilon": "much"}, "must be float, not 'much'"),
         ("poly", {"epsilon": math.nan}, "epsilon must be at least -1"),
         ("poly", {"epsilon": True}, "must be float, not True"),
+        ("poly", {"epsilon": 10**400}, "epsilon of the objective poly is too large"),
         ("ce+rotation", {"branch_weight": -1.0}, "branch_weight must be at least 0"),
         ("ce+contrastive", {"magnitude": 31}, r"magnitude in 0..30"),
         ("ce+contrastive", {"operations": 1.5}, "operations of the objective .* must be int"),
@@ -145,3 +146,10 @@ def test_objectives_survive_a_round_trip(name: str) -> None:
 def test_objectives_that_make_no_sense(name: str, parameters: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make_objective(name, **parameters)
+
+
+def test_the_loss_of_the_labels_is_known_to_methods_that_go_by_it() -> None:
+    assert [make_objective(name).source_loss() for name in ("ce", "ce+contrastive", "ce+rotation")] == [
+        {"source_loss": "ce"}
+    ] * 3
+    assert make_objective("poly", epsilon=2.0).source_loss() == {"source_loss": "poly", "epsilon": 2.0}

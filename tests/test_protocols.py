@@ -12,6 +12,7 @@ import ttac
 from ttac import Classifier, SourceStatistics, checks
 from ttac.branches import ContrastiveBranch, RotationBranch
 from ttac.methods.base import Adapter
+from ttac.methods.ttac import TTAC
 from ttac.protocols import ProtocolError
 from ttac.source.networks import ResNet
 
@@ -84,18 +85,73 @@ def test_passes_that_a_protocol_does_not_have_are_refused() -> None:
         ttac.evaluate(subject.make(), pairs(subject), "N-M-SF", epochs=0)
 
 
-def test_a_target_set_that_is_shuffled_on_every_pass_is_refused() -> None:
-    subject = checks.subject("bn")
-    images = subject.images
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_target_set_that_is_shuffled_on_every_pass_is_refused(epochs: int) -> None:
+    subject = checks.subject("shot")
 
     class Shuffled:
         def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-            order = torch.randperm(len(images))
-            yield images[order], order % 4
+            for rows in torch.randperm(len(subject.images)).split(checks.WINDOW):
+                yield subject.images[rows], torch.zeros(len(rows)).long()  # labels that tell nothing
 
     torch.manual_seed(0)
     with pytest.raises(ValueError, match="shuffle it once"):
-        ttac.evaluate(subject.make(), Shuffled(), "N-M-SF", epochs=2)
+        ttac.evaluate(subject.make(), Shuffled(), "N-M-SF", epochs=epochs)
+
+
+def test_who_has_seen_the_target_set_is_out_of_every_one_pass_protocol() -> None:
+    subject = checks.subject("shot")
+    prepared, learned = subject.make(), subject.make()
+    prepared.begin_epoch(0, 1, iter(subject.batches()))
+    ttac.evaluate(learned, pairs(subject), "N-M-SF", epochs=1)
+    restored = subject.make()
+    restored.load_state_dict(prepared.state_dict())
+    for adapter in (prepared, learned, restored):
+        for continuing in (False, True):
+            with pytest.raises(ProtocolError, match="has been through a target set"):
+                ttac.evaluate(adapter, pairs(subject), "N-O-SF", continuing=continuing)
+        adapter.reset()
+        assert ttac.evaluate(adapter, pairs(subject), "N-O-SF").provenance["reset"] == "fresh"
+
+
+def test_posteriors_are_remembered_from_epoch_to_epoch() -> None:
+    subject = checks.subject("ttac", queue=0, passes=1, tau_tc=-0.001, cooldown=5)
+    adapter = subject.make()
+    assert isinstance(adapter, TTAC)
+    images = subject.images[: 4 * checks.WINDOW]
+    visits = []
+    for epoch in range(3):
+        adapter.begin_epoch(epoch, 3, iter([images]))
+        for batch in images.split(checks.WINDOW // 2 + 1):
+            adapter.learn(batch)
+        visits.append(adapter.queue.memory.visits.tolist())
+    assert visits == [[number] * checks.WINDOW for number in (1, 2, 3)]
+    one_pass = subject.make()
+    assert isinstance(one_pass, TTAC)
+    for _ in range(2):
+        one_pass(images)
+    assert set(one_pass.queue.memory.visits.tolist()) == {1}  # the same image again is another sample there
+
+
+def test_an_interrupted_call_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = checks.subject("tent")
+    adapter = subject.make()
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(adapter, "_try", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        adapter(subject.images)
+    with pytest.raises(ProtocolError, match="has already seen 44 samples"):
+        ttac.evaluate(adapter, pairs(subject), "N-O-SF")
+
+
+def test_what_is_no_statistics_is_refused_with_the_choice(tiny_classifier: Classifier) -> None:
+    with pytest.raises(TypeError, match=r"stats must be ttac\.SourceStatistics, not list"):
+        ttac.adapt(tiny_classifier, "ttac", stats=[(torch.rand(4, 3, 16, 16), torch.arange(4))])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="source_loader"):
+        ttac.evaluate(ttac.adapt(tiny_classifier, "bn"), [], "N-O-SF", source_loader=[])  # type: ignore[call-arg]
 
 
 # Branches
@@ -122,6 +178,13 @@ def test_without_its_branch_a_model_is_a_plain_classifier() -> None:
         ttac.evaluate(made.make(), pairs(subject), "N-O-SL") for made in (subject, checks.subject("ttac++", plain))
     ]
     assert records[0].error == records[1].error
+
+
+def test_modified_objectives_are_for_what_the_branch_brings() -> None:
+    subject = checks.subject("ttac++", branched(ContrastiveBranch))
+    with pytest.raises(ProtocolError, match="leaves it unused: set contrastive_weight"):
+        ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
+    ttac.evaluate(checks.subject("test", branched(ContrastiveBranch)).make(), pairs(subject), "Y-O-SL")
 
 
 def test_modified_objectives_need_a_branch() -> None:

@@ -209,7 +209,7 @@ def test_without_pseudo_labels_nothing_is_labelled(monkeypatch: pytest.MonkeyPat
 def test_options_are_checked_and_presets_hold(tiny_classifier: Classifier) -> None:
     for options, message in (
         ({"weight_decay": -1.0}, "weight_decay must not be negative"),
-        ({"label_weight": -0.1}, "loss weights must not be negative"),
+        ({"label_weight": -0.1}, "must not be negative"),
         ({"threshold": -1}, "threshold must not be negative"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional as F
 
 from ttac import Classifier, SourceStatistics
-from ttac.branches import ContrastiveBranch, RotationBranch
+from ttac.branches import ContrastiveBranch, RotationBranch, fingerprint
 from ttac.gaussian import FAMILIES
 from ttac.source.infer import WEIGHT_DECAY, anchors_around, infer_means
 from ttac.source.networks import ResNet
@@ -178,7 +182,6 @@ def test_damaged_files_are_refused_by_name(tiny_classifier: Classifier, tmp_path
         bad.write_bytes(damage)
         with pytest.raises(ValueError, match=f"bad{number}.safetensors is not a readable statistics file"):
             SourceStatistics.load(bad)
-    from safetensors.torch import save_file
 
     save_file({"classes.mean": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="its format is None"):
@@ -229,3 +232,102 @@ def test_statistics_without_projections_stay_as_they_were(tiny_classifier: Class
     assert rotation.projected is None
     assert rotation.fingerprint() == plain.fingerprint()
     assert SourceStatistics.infer(tiny_classifier).projected is None
+
+
+def write_statistics(path: Path, families: dict[str, str], origin: Any, **tensors: torch.Tensor) -> Path:
+    named = {name.replace("__", "."): tensor for name, tensor in tensors.items()}
+    metadata = {"format": "ttac.statistics/1", "families": json.dumps(families), "origin": json.dumps(origin)}
+    save_file(named, path, metadata)
+    return path
+
+
+GOOD_ORIGIN = {"how": "collected", "fingerprint": "0", "samples": 4, "counts": [2, 2], "grouped_by": "label"}
+GOOD_PARTS = {
+    "classes__mean": torch.zeros(2, 3),
+    "classes__matrix": torch.eye(3).repeat(2, 1, 1),
+    "overall__mean": torch.zeros(1, 3),
+    "overall__matrix": torch.eye(3)[None].clone(),
+}
+
+
+@pytest.mark.parametrize(
+    ("families", "origin", "parts"),
+    [
+        ({}, {}, {"classes__matrix": torch.ones(3)}),  # IndexError
+        ({}, {}, {"classes__matrix": torch.zeros(2, 3, 5)}),
+        ({}, {}, {"classes__mean": torch.zeros(3)}),
+        ({}, {}, {"classes__mean": torch.zeros(2, 3, dtype=torch.int32)}),
+        ({}, {}, {"overall__mean": torch.zeros(2, 3), "overall__matrix": torch.zeros(2, 3, 3)}),
+        ({}, {}, {"overall__mean": torch.zeros(1, 2), "overall__matrix": torch.zeros(1, 2, 2)}),
+        ({}, {}, {"classes__variance": torch.zeros(2, 3)}),
+        ({"classes": "isotropic"}, {}, {}),
+        ({"classes": "round"}, {}, {}),
+        ({"projected": "full"}, {}, {}),
+        ({}, {"how": "guessed"}, {}),
+        ({}, {"how": None}, {}),
+        ({}, {"samples": "none"}, {}),
+        ({}, {"counts": 3}, {}),
+        ({}, {"colour": 3}, {}),
+        ({}, {"branch": 3}, {}),
+    ],
+)
+def test_files_that_make_no_sense_are_refused_by_name(
+    families: dict[str, str], origin: dict[str, Any], parts: dict[str, torch.Tensor], tmp_path: Path
+) -> None:
+    whole = {"classes": "full", "overall": "full"}
+    good = write_statistics(tmp_path / "good", whole, GOOD_ORIGIN, **GOOD_PARTS)
+    assert SourceStatistics.load(good).origin.branch is None  # as files were before there was the field
+    bad = write_statistics(
+        tmp_path / "bad", {**whole, **families}, {**GOOD_ORIGIN, **origin}, **{**GOOD_PARTS, **parts}
+    )
+    with pytest.raises(ValueError, match="bad is not a readable statistics file"):
+        SourceStatistics.load(bad)
+
+
+def test_a_file_with_isotropic_numbers_out_of_range_is_refused(tmp_path: Path) -> None:
+    parts = {**GOOD_PARTS, "classes__noise": torch.ones(2), "classes__dim": torch.tensor([3.0, 1e30])}
+    del parts["classes__matrix"]
+    for dim in (torch.tensor([3, 3]), torch.tensor(1e30), torch.tensor(float("inf")), torch.tensor(2**60)):
+        parts["classes__dim"] = dim
+        families = {"classes": "isotropic", "overall": "full"}
+        bad = write_statistics(tmp_path / "bad", families, GOOD_ORIGIN, **parts)
+        with pytest.raises(ValueError, match="bad is not a readable statistics file"):
+            SourceStatistics.load(bad)
+
+
+def test_only_statistics_without_any_source_sample_are_source_free(tiny_classifier: Classifier) -> None:
+    stats = SourceStatistics.rescale_weights(tiny_classifier)
+    assert stats.source_free
+    assert not replace(stats, origin=replace(stats.origin, samples=5)).source_free
+    assert not replace(stats, origin=replace(stats.origin, how="collected")).source_free
+    with pytest.raises(ValueError, match="'guessed'"):
+        replace(stats.origin, how="guessed")  # type: ignore[arg-type]
+
+
+def test_a_head_with_a_row_of_zeros_cannot_be_rescaled(tiny_classifier: Classifier) -> None:
+    with torch.no_grad():
+        tiny_classifier.head.weight[[2, 7]] = 0
+    with pytest.raises(ValueError, match=r"the head's weights of class 2, 7 are all zero.*infer or collect"):
+        SourceStatistics.rescale_weights(tiny_classifier)
+    assert SourceStatistics.infer(tiny_classifier).classes.mean.isfinite().all()
+
+
+def test_projections_of_another_branch_are_refused(tiny_classifier: Classifier, tmp_path: Path) -> None:
+    classifier = branched(tiny_classifier, ContrastiveBranch)
+    assert classifier.branch is not None
+    stats = SourceStatistics.collect(classifier, loader())
+    assert stats.origin.branch == fingerprint(classifier.branch)
+    stats.save(tmp_path / "stats")
+    assert SourceStatistics.load(tmp_path / "stats", classifier).origin == stats.origin
+    other = classifier.copy()
+    other.branch = ContrastiveBranch(classifier.feature_dim)
+    with pytest.raises(ValueError, match=r"projections of the branch .*: collect them again") as caught:
+        SourceStatistics.load(tmp_path / "stats", other)
+    for branch in (classifier.branch, other.branch):
+        assert fingerprint(branch) in str(caught.value)
+    other.branch = None
+    stats.check(other)  # which never looks at the projections
+    old = replace(stats, origin=replace(stats.origin, branch=None))
+    other.branch = ContrastiveBranch(classifier.feature_dim)
+    old.check(other)  # which cannot tell
+    assert SourceStatistics.infer(classifier).origin.branch is None

@@ -389,3 +389,82 @@ def test_digits_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert bundle.training["validation_error"] < 80
     assert bundle.training["settings"]["flip"] is False
     assert load_model(str(tmp_path)).classifier.num_classes == 10
+
+
+def test_classes_without_an_image_are_named_before_the_first_step(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (world / "names.txt").write_text("top\nbottom\nleft\nright\n")
+    with monkeypatch.context() as patched:
+        interrupt_at(1, lambda: pytest.fail("it trained"), patched)
+        assert main(command(world, "out", "--stats", "--classes", f"{world}/names.txt")) == 2
+    said = capsys.readouterr().err
+    assert "no image to train on of class left, right: " in said
+    assert "leave --stats out" in said
+    assert not (world / "out").exists()
+    assert main(command(world, "out", "--epochs", "1", "--classes", f"{world}/names.txt")) == 0  # without statistics
+    labels = two_kinds().labels.numpy()
+    labels[labels == 1] = 2
+    np.save(world / "train_labels.npy", labels)
+    assert main(command(world, "numbers", "--stats")) == 2
+    assert "no image to train on of class 1: " in capsys.readouterr().err
+
+
+def folder_of_images(folder: Path, names: tuple[str, str]) -> str:
+    """The images of `two_kinds` in subfolders: those bright on the top in that of the first name."""
+    data = two_kinds()
+    for number, image in enumerate(data.read(torch.arange(COUNT)).permute(0, 2, 3, 1).numpy()):
+        path = folder / names[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(path)
+    return str(folder)
+
+
+def going_on_from(world: Path, data: str, out: str, *more: str) -> list[str]:
+    return [
+        "train", "--data", data, "--init", f"{world}/first", "--out", f"{world}/{out}", "--epochs", "1",
+        "--batch", "8", "--lr", "1e-9", "--weight-decay", "0", *more,
+    ]  # fmt: skip
+
+
+def test_classes_keep_the_order_of_the_model_to_start_from(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (world / "names.txt").write_text("top\nbottom\n")  # not in the order of the alphabet
+    names = ("--classes", f"{world}/names.txt", "--objective", "ce", "--epochs", "8")
+    assert main(command(world, "first", *names)) == 0
+    first = load_bundle(world / "first")
+    assert first.description.classes == ("top", "bottom")
+    assert first.training["validation_error"] < 20
+
+    images = folder_of_images(world / "images", ("top", "bottom"))
+    swapped = world / "swapped.txt"
+    swapped.write_text("bottom\ntop\n")
+    for out, more in (
+        ("folder", [images]),
+        ("share", [images, "--val", "0.3"]),
+        ("held", [images, "--val-data", images]),
+        ("named", [images, "--classes", str(swapped)]),
+        ("arrays", [str(world)]),
+    ):
+        assert main(going_on_from(world, more[0], out, *more[1:])) == 0
+        again = load_bundle(world / out)
+        assert again.description.classes == ("top", "bottom"), out
+        assert again.training["validation_error"] < 30, out
+        assert again.training["epochs"][0]["loss"] < 0.6, out
+
+    # Labels of arrays are numbers of the names given for them.
+    for split, count in (("train", COUNT), ("test", 10)):
+        np.save(world / f"{split}_labels.npy", 1 - two_kinds(count).labels.numpy())
+    assert main(going_on_from(world, str(world), "numbers", "--classes", str(swapped))) == 0
+    again = load_bundle(world / "numbers")
+    assert again.description.classes == ("top", "bottom")
+    assert again.training["validation_error"] < 20
+
+    other = folder_of_images(world / "other", ("up", "bottom"))
+    capsys.readouterr()
+    assert main(going_on_from(world, other, "refused")) == 2
+    said = capsys.readouterr().err
+    assert "classes of the data are not those of the model to start from (up instead of top)" in said
+    assert not (world / "refused").exists()
+    folder_of_images(world / "other", ("left", "right"))
+    assert main(going_on_from(world, other, "more")) == 0  # of another number: a new head
+    assert load_bundle(world / "more").description.classes == ("bottom", "left", "right", "up")

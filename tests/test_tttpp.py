@@ -148,7 +148,7 @@ def test_statistics_without_projections_are_refused_with_the_branch(tiny_classif
     ("options", "message"),
     [
         ({"clip": 0}, "clip must be at least 1"),
-        ({"feature_weight": -1.0}, "loss weights must not be negative"),
+        ({"feature_weight": -1.0}, "must not be negative"),
         ({"operations": -1}, "operations must not be negative"),
         ({"magnitude": 31}, "magnitude must be in 0..30"),
         ({"predict": "during"}, "predict must be before or after"),

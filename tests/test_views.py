@@ -213,15 +213,27 @@ def test_every_image_has_its_own_draw_and_all_operations_occur() -> None:
     assert distinct <= 9 * 23
 
 
+def test_a_faint_image_stays_as_faint_as_it_was() -> None:
+    images = torch.rand(200, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    images[:, :, 0, 0], images[:, :, 0, 1] = 0, 1
+    faint = 0.4 + 0.1 * images
+    strong, weak = (strong_view(x, torch.Generator().manual_seed(1), flip=True) for x in (images, faint))
+    torch.testing.assert_close(weak, 0.4 + 0.1 * strong, atol=2e-3, rtol=0)  # levels are rounded elsewhere
+    constant = torch.full((20, 3, 8, 8), 0.3)
+    assert float((strong_view(constant, torch.Generator().manual_seed(1), flip=True) - 0.3).abs().max()) <= 1 / 255
+
+
 @pytest.mark.parametrize(
     ("operations", "shares"),
     [(1, {1.3: 1 / 28, 0.7: 1 / 28}), (2, {1.3**2: 1 / 28**2, 1.3 * 0.7: 2 / 28**2, 0.7**2: 1 / 28**2})],
 )
 def test_operations_and_signs_are_drawn_uniformly_with_replacement(operations: int, shares: dict[float, float]) -> None:
-    # In the middle of a constant grey image of one channel only brightness changes more than one level.
-    images = torch.full((40000, 1, 8, 8), 85 / 255)
+    # In the middle of a grey image of one channel only brightness changes more than one level; two pixels that no shift
+    # moves out, or there, give it the whole range.
+    images = torch.full((40000, 1, 24, 24), 85 / 255)
+    images[:, :, 3, 20], images[:, :, 20, 3] = 0, 1
     views = strong_view(images, torch.Generator().manual_seed(0), flip=True, operations=operations)
-    ratio = views[:, 0, 4, 4] / images[:, 0, 4, 4]
+    ratio = views[:, 0, 12, 12] / images[:, 0, 12, 12]
     for factor, expected in shares.items():
         share = ((ratio - factor).abs() < 0.02).float().mean().item()
         assert share == pytest.approx(expected, abs=4 * (expected / len(images)) ** 0.5)  # four standard errors

@@ -14,6 +14,7 @@ from ttac.gaussian import (
     choose_family,
     divergence,
     moment_distance,
+    responsibilities,
 )
 
 Distance = Literal["kl", "l2"]
@@ -53,6 +54,11 @@ class Alignment:
         # dividing by it lets one weight serve narrow and wide networks. Classes of one sample each have none at all.
         effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
         self.scale = 1 / (count if raw or distance == "l2" else count * max(effective, 1.0))
+
+    def share(self, features: Tensor) -> Tensor:
+        """Assign `features [n, D]` softly to the running Gaussians, as expectation maximisation does: `[n, G]`."""
+        vectors = features.detach().to(self.anchors.mean.dtype)
+        return responsibilities(self.running.gaussians.plus(self.ridge), vectors)
 
     def loss(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
         """Compute the mean distance over Gaussians, up to those without samples here, which are constant."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
@@ -71,6 +72,19 @@ class RotationBranch(Branch):
 BRANCHES: dict[str, type[ContrastiveBranch] | type[RotationBranch]] = {
     branch.kind: branch for branch in (ContrastiveBranch, RotationBranch)
 }
+
+
+def fingerprint(branch: Branch) -> str:
+    """Hash the kind and the weights, the same on every device.
+
+    >>> fingerprint(RotationBranch(4)) == fingerprint(RotationBranch(4))
+    False
+    """
+    digest = hashlib.sha256(branch.kind.encode())
+    for name, tensor in sorted(branch.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()[:32]
 
 
 def rotate(images: Tensor, turns: Tensor) -> Tensor:

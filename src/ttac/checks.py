@@ -145,6 +145,26 @@ def batches_do_not_matter(subject: Subject) -> None:
     _require(_same(states[0], states[1]) and _same(states[1], states[2]), "arrival batches change the updates")
 
 
+def several_passes_round_trip(subject: Subject) -> None:
+    """Where a multi-pass protocol is defined: a state saved within an epoch goes on the same, and reset is fresh."""
+    adapters = [subject.make() for _ in range(3)]
+    if not any(PROTOCOLS[name].passes == "multi" for name in adapters[0].capabilities.protocols):
+        return
+    whole, resumed, fresh = adapters
+    batches = subject.batches(WINDOW // 2 + 1)
+    for epoch in range(2):
+        whole.begin_epoch(epoch, 2, iter(batches))
+        for number, images in enumerate(batches):
+            if (epoch, number) == (1, len(batches) // 2):
+                resumed.load_state_dict(whole.state_dict())
+            whole.learn(images)
+            if epoch and number >= len(batches) // 2:
+                resumed.learn(images)
+    _require(_same(whole.state_dict(), resumed.state_dict()), "a state saved within an epoch goes on differently")
+    whole.reset()
+    _require(_same(whole.state_dict(), fresh.state_dict()), "the state after several passes and reset is not the first")
+
+
 def one_class_survives(subject: Subject) -> None:
     """A long run of one and the same image neither fails nor leaves anything that is not finite."""
     adapter = subject.make()
@@ -243,6 +263,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     seeds_repeat,
     memory_plateaus,
     batches_do_not_matter,
+    several_passes_round_trip,
     one_class_survives,
     partial_window_is_predicted,
     only_declared_parameters_move,

@@ -87,8 +87,7 @@ def run_demo(out: Path, seed: int = 0, cache: Path | None = None) -> dict[str, d
                     adapter,
                     stream(digits, shift, seed, partial(progress.advance, task)),
                     protocol=contender.protocol,
-                    data="scikit-learn digits at 32 x 32",
-                    domain=shift,
+                    notes={"data": "scikit-learn digits at 32 x 32", "domain": shift},
                 )
                 records[shift][contender.title] = record
                 record.save(out / "records" / f"{shift}-{contender.title}.json".replace(" ", "-").replace("++", "pp"))

@@ -26,7 +26,7 @@ from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, sav
 from ttac.methods.base import Adapter
 from ttac.methods.registry import adapt, methods
 from ttac.report.records import Record
-from ttac.source.bundle import Bundle
+from ttac.source.bundle import Bundle, source_loss_options
 from ttac.source.statistics import SourceStatistics
 from ttac.source.weights import LoadedModel, check_size, save_model
 
@@ -65,6 +65,8 @@ class _Position:
 def run_adapt(job: AdaptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     files = list_images(job.images)
+    told = _told_by_bundle(job)
+    job = dataclasses.replace(job, options={**job.options, **told})
     settings = _settings(job, files)
     if _is_complete(job.out, settings):
         console.print(f"{job.out} is complete: nothing to do", markup=False)
@@ -77,6 +79,9 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     console.print(
         f"{description.arch}: {classifier.num_classes} classes, {size[0]} x {size[1]}, {pixels}", markup=False
     )
+    if told:
+        named = ", ".join(f"{name} is {value}" for name, value in told.items())
+        console.print(f"{named}, as the bundle was trained", markup=False)
     stats = _statistics(job, saved is not None, console)
     adapter = adapt(classifier, job.method, stats=stats, preset=job.preset, **job.options)
     with alone_in(job.out), _opened_to_go_on(job.out / PART) as table:
@@ -187,7 +192,7 @@ class _Worker:
     def _finish(self, files: list[str]) -> None:
         """Write the results; the predictions take their name last, so their being there means that all is."""
         out, position = self.job.out, self.position
-        save_model(out / WEIGHTS, self.adapter.classifier.model, self.description)
+        save_model(out / WEIGHTS, self.adapter.adapted().model, self.description)
         notes = {
             "images": self.job.images.resolve().name,
             "files": len(files),
@@ -206,6 +211,15 @@ class _Worker:
             f"{len(position.unreadable)} unreadable",
             markup=False,
         )
+
+
+def _told_by_bundle(job: AdaptJob) -> dict[str, Any]:
+    """Give the options that the model's bundle knows and nobody has set."""
+    known = methods().get(job.method)
+    if known is None or not isinstance(job.model, Bundle):
+        return {}
+    names = [option.name for option in dataclasses.fields(known.options_type)]
+    return source_loss_options(job.model, names, {**known.presets.get(job.preset or "", {}), **job.options})
 
 
 def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
@@ -272,7 +286,9 @@ def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatis
     if going_on and path.exists():
         return SourceStatistics.load(path, classifier)
     # Anchors that cost nothing, so that a mistake in the options shows before minutes go into better ones.
-    adapt(classifier, job.method, stats=SourceStatistics.rescale_weights(classifier), preset=job.preset, **job.options)
+    if bool(classifier.head.weight.any(1).all()):  # others cannot be rescaled, such as those that T3A leaves
+        cheap = SourceStatistics.rescale_weights(classifier)
+        adapt(classifier, job.method, stats=cheap, preset=job.preset, **job.options)
     console.print("no --stats: anchors are inferred from the head's weights (source-free)", markup=False)
     stats = SourceStatistics.infer(classifier)
     stats.save(path)  # so that a continuation need not infer again

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-import torch
 from torch import Tensor
 
 from ttac.inputs import check_labels
@@ -78,8 +77,8 @@ class Run:
         self.adapter.begin_epoch(epoch, epochs, target)
         self.seconds += time.perf_counter() - started
 
-    def record(self, *, errors: ErrorMeter | None, protocol: Protocol | None, notes: dict[str, Any]) -> Record:
-        """Sum the run up."""
+    def record(self, *, errors: ErrorMeter | None, protocol: Protocol | None, notes: Mapping[str, Any]) -> Record:
+        """Sum the run up; a note cannot replace what is known."""
         adapter = self.adapter
         options = dataclasses.asdict(adapter.options)
         stats = adapter.stats
@@ -94,6 +93,7 @@ class Run:
             adapter_memory_mib=adapter.memory_bytes() / 2**20,
             counters=adapter.counters(),
             provenance={
+                **notes,
                 "method": adapter.name,
                 "options": options,
                 "predict": options.get("predict", "-"),
@@ -112,7 +112,6 @@ class Run:
                 "arrival_batch_sizes": sorted(self.batch_sizes),
                 "device": str(adapter.classifier.mean.device),
                 **environment(),
-                **notes,
             },
         )
 
@@ -139,6 +138,16 @@ def check_protocol(adapter: Adapter, protocol: Protocol) -> None:
             f"{protocol.name} is for models trained with a branch, and this one has none: train it with "
             f"ce+contrastive or ce+rotation, or use the protocol N{protocol.name[1:]}"
         )
+    if protocol.modified_objective and adapter.capabilities.may_use and adapter.branch_used is None:
+        raise ProtocolError(
+            f"{protocol.name} is for what the branch of source training brings, and this {title} leaves it unused: set "
+            f"contrastive_weight, or use the protocol N{protocol.name[1:]}"
+        )
+    if protocol.passes == "one" and adapter.several_passes:
+        raise ProtocolError(
+            f"{protocol.name} reads every sample once, and this {title} has been through a target set: call "
+            "adapter.reset()"
+        )
 
 
 def evaluate(
@@ -149,9 +158,9 @@ def evaluate(
     epochs: int | None = None,
     continuing: bool = False,
     progress: Callable[[Outcome], None] | None = None,
-    **notes: Any,
+    notes: Mapping[str, Any] | None = None,
 ) -> Record:
-    """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance.
+    """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance too.
 
     An adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
     `continuing=True` it goes on from what it has learned, and the record says so. Multi-pass protocols learn from the
@@ -168,28 +177,27 @@ def evaluate(
     """
     protocol = get_protocol(protocol)
     check_protocol(adapter, protocol)
-    if adapter.samples_seen and not continuing:
+    if (adapter.samples_seen or adapter.several_passes) and not continuing:
         raise ProtocolError(
             f"this adapter has already seen {adapter.samples_seen} samples: call adapter.reset(), "
             "or say continuing=True for a new stream that follows the old one"
         )
     if protocol.passes == "one" and epochs is not None:
         raise ProtocolError(f"{protocol.name} reads every sample once: epochs belong to the multi-pass protocols")
-    classes = adapter.classifier.num_classes
-    errors = ErrorMeter(classes)
+    errors = ErrorMeter(adapter.classifier.num_classes)
     run = Run(adapter)
     purpose: Purpose = "arrive"
     if protocol.passes == "multi":
         purpose, epochs = "predict", 3 if epochs is None else epochs
         _learn(run, stream, epochs)
-        notes = {"epochs": epochs, **notes}
-    for outcome, labels in run.walk(_labelled(stream, classes), purpose):
+        notes = {"epochs": epochs, **(notes or {})}
+    for outcome, labels in run.walk(_labelled(stream, adapter), purpose):
         errors.update(outcome.logits.argmax(1), labels)
         if progress is not None:
             progress(dataclasses.replace(outcome, error=errors.compute()))
     if not run.samples:
         raise ValueError("the stream is empty")
-    return run.record(errors=errors, protocol=protocol, notes=notes)
+    return run.record(errors=errors, protocol=protocol, notes=notes or {})
 
 
 def _learn(run: Run, stream: Iterable[tuple[Tensor, Tensor]], epochs: int) -> None:
@@ -201,21 +209,34 @@ def _learn(run: Run, stream: Iterable[tuple[Tensor, Tensor]], epochs: int) -> No
             "a multi-pass protocol reads the stream several times, and this iterator can be read once: "
             "pass a list or a DataLoader"
         )
-    classes = run.adapter.classifier.num_classes
-    first: list[Tensor] = []
+    order = _Order()
     for epoch in range(epochs):
-        run.begin_epoch(epoch, epochs, (images for images, _ in _labelled(stream, classes)))
-        order = [labels for _, labels in run.walk(_labelled(stream, classes), "learn")]
-        first = first or order
-        # Methods may remember a sample by its place; labels tell that the place is another one, and nothing else.
-        if len(first) != len(order) or not all(map(torch.equal, first, order)):
-            raise ValueError("the stream came in another order than before: shuffle it once, not on every pass")
+        run.begin_epoch(epoch, epochs, (images for images, _ in order.watch(_labelled(stream, run.adapter))))
+        for _ in run.walk(order.watch(_labelled(stream, run.adapter)), "learn"):
+            pass
 
 
-def _labelled(stream: Iterable[Any], classes: int) -> Iterator[tuple[Tensor, Tensor]]:
+class _Order:
+    """Makes sure that a stream gives the same batches each time, as methods may know a sample by its place."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[int, float]] = []  # size and sum of each batch
+
+    def watch(self, stream: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """Pass a walk through, and raise an error at the first batch that is not the one of the first walk."""
+        for number, (images, labels) in enumerate(stream):
+            mark = (len(images), float(images.double().sum()) if isinstance(images, Tensor) else 0.0)
+            if number == len(self._first):
+                self._first.append(mark)
+            elif self._first[number] != mark:
+                raise ValueError("the stream came in another order than before: shuffle it once, not on every pass")
+            yield images, labels
+
+
+def _labelled(stream: Iterable[Any], adapter: Adapter) -> Iterator[tuple[Tensor, Tensor]]:
     """Check labels before their images reach the adapter, so that a bad batch changes nothing."""
     for item in stream:
         if not (isinstance(item, tuple | list) and len(item) == 2):
             raise TypeError(f"the stream yields {type(item).__name__}; expected (images, labels)")
         images, labels = item
-        yield images, check_labels(labels, len(images), classes)
+        yield images, check_labels(labels, len(images), adapter.classifier.num_classes)

@@ -29,6 +29,14 @@ class Memory:
         """Take the samples at `index`."""
         return Memory(self.average[index], self.visits[index], self.excluded[index])
 
+    def joined(self, other: Memory) -> Memory:
+        """Append what is remembered of other samples."""
+        return Memory(*(torch.cat([mine, getattr(other, name)]) for name, mine in vars(self).items()))
+
+    def to(self, device: torch.device | str) -> Memory:
+        """Move to a device."""
+        return Memory(*(tensor.to(device) for tensor in vars(self).values()))
+
     def write(self, slots: Tensor, memory: Memory) -> None:
         """Overwrite the samples at `slots`, in place."""
         for name, tensor in vars(memory).items():
@@ -39,7 +47,7 @@ class Memory:
 class Filtered:
     """The outcome of the filters."""
 
-    assignment: Tensor  # the cluster that each sample moves, -1 where it moves none [N]; soft: weights [N, K]
+    assignment: Tensor  # [N], the cluster that each sample moves, -1 where it moves none
     memory: Memory  # with this pass in it
 
 
@@ -57,7 +65,7 @@ def filter_pseudo_labels(
 
     A newcomer has no earlier posterior to differ from and passes the first. A sample that the first rejects stays out
     of the next `cooldown` passes as well (the authors' code; the paper does not say). The other kinds are the paper's
-    ablation: no filter, the second alone, and the posteriors themselves as weights, as in expectation maximisation.
+    ablation: no filter, the second alone, and "soft", which assigns by the clusters instead (`responsibilities`).
 
     >>> sure = torch.tensor([[0.95, 0.05], [0.6, 0.4]])
     >>> filter_pseudo_labels(sure, Memory.blank(2, 2), xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5).assignment
@@ -70,12 +78,9 @@ def filter_pseudo_labels(
     consistent = ~known | (change > tau_tc)
     average = torch.where(known[:, None], (1 - xi) * memory.average + xi * posterior, posterior)
     excluded = torch.where(consistent, (memory.excluded - 1).clamp_min(0), cooldown)
-    remembered = Memory(average, memory.visits + 1, excluded)
-    if kind == "soft":
-        return Filtered(posterior, remembered)
     passed = torch.ones_like(consistent)
-    if kind != "none":
+    if kind in ("posterior", "temporal+posterior"):
         passed = average.amax(1) > tau_pp
     if kind == "temporal+posterior":
         passed = passed & consistent & (memory.excluded == 0)
-    return Filtered(torch.where(passed, labels, -1), remembered)
+    return Filtered(torch.where(passed, labels, -1), Memory(average, memory.visits + 1, excluded))

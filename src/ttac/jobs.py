@@ -88,7 +88,10 @@ def saved_progress(
             raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
         return None
     try:
-        saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        # Each tensor comes back to the device it was on, the memory of an adapter too. Where that device is gone, the
+        # settings below are to say so.
+        anywhere = None if torch.cuda.is_available() else "cpu"
+        saved: dict[str, Any] = torch.load(path, map_location=anywhere, weights_only=True)
         there = dict(saved["settings"])
         check(saved)
     except Exception as error:  # a damaged or forged file fails wherever it likes

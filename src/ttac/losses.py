@@ -27,6 +27,15 @@ def diversity(logits: Tensor) -> Tensor:
     return -(mean * mean.clamp_min(torch.finfo(mean.dtype).tiny).log()).sum()
 
 
+def filtered_labels(logits: Tensor, assignment: Tensor) -> Tensor:
+    """Compute the cross-entropy of `logits [N, K]` with the labels of `assignment [N]`, -1 for none, over all N.
+
+    >>> filtered_labels(torch.zeros(2, 2), torch.tensor([1, -1]))
+    tensor(0.3466)
+    """
+    return F.cross_entropy(logits, assignment, ignore_index=-1, reduction="sum") / len(logits)
+
+
 def self_training(strong_logits: Tensor, weak_posterior: Tensor, tau_st: float) -> Tensor:
     """Teach the strong views the confident pseudo labels of the weak views, averaged over all N (eq. 13).
 

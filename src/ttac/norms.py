@@ -42,18 +42,24 @@ class BatchNormTracker:
         self.seen = min(self.seen + count, self.clip)  # what is beyond the clip has no effect and need not be kept
         with self._training(count / max(self.seen, count)):
             yield
-        if not self._finite():
+        if not all(bool(buffer.isfinite().all()) for buffer in self._buffers()):
             self.restore(before)
             self.refused += 1
 
     @contextmanager
     def apart(self) -> Iterator[None]:
         """Let one forward pass normalise by its own statistics and leave the stored ones alone."""
-        before = self.snapshot()
-        with self._training(0.0):
-            yield
-        if not self._finite():  # 0 times infinity
-            self.restore(before)
+        # In copies, as a momentum of 0 times infinity is no 0, and what autograd keeps must not be written to.
+        stored = [dict(layer._buffers) for layer in self.layers]
+        for layer in self.layers:
+            for name, buffer in layer._buffers.items():
+                layer._buffers[name] = None if buffer is None else buffer.clone()
+        try:
+            with self._training(0.0):
+                yield
+        finally:
+            for layer, buffers in zip(self.layers, stored, strict=True):
+                layer._buffers.update(buffers)
 
     @contextmanager
     def _training(self, momentum: float) -> Iterator[None]:
@@ -68,9 +74,6 @@ class BatchNormTracker:
 
     def _buffers(self) -> Iterator[Tensor]:
         return (buffer for layer in self.layers for buffer in layer.buffers(recurse=False))
-
-    def _finite(self) -> bool:
-        return all(bool(buffer.isfinite().all()) for buffer in self._buffers())
 
     def snapshot(self) -> tuple[int, list[Tensor]]:
         """Copy the stored statistics, for a step that may have to be undone."""

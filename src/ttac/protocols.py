@@ -15,11 +15,6 @@ class Protocol:
     passes: Literal["one", "multi"]  # O: a sample is predicted once, when it arrives
     source: Literal["free", "light"]  # SF: the weights alone; SL: Gaussian statistics of source features too
 
-    @property
-    def strength(self) -> str:
-        """How much the protocol assumes, in the paper's words."""
-        return ("weak", "medium", "strong")[self.modified_objective + (self.passes == "multi")]
-
 
 PROTOCOLS: dict[str, Protocol] = {
     protocol.name: protocol

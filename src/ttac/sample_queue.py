@@ -9,11 +9,14 @@ from torch import Tensor
 
 from ttac.filters import Memory
 
+NOWHERE = -1  # the place of a sample that came outside of an epoch
+
 
 class SampleQueue:
     """The last `capacity` samples with their posterior memory, in a ring that never moves them.
 
-    `fresh` counts the samples that came since the last `settle`, so a method knows when its window is full.
+    `fresh` counts the samples that came since the last `settle`, so a method knows when its window is full. After
+    `begin_epoch` samples are known by their place in the epoch, and what is remembered of them outlives their stay.
 
     >>> queue = SampleQueue(capacity=3, num_classes=2)
     >>> queue.push(torch.arange(5.0).reshape(5, 1, 1, 1))
@@ -29,6 +32,14 @@ class SampleQueue:
         self._next = 0
         self._images: Tensor | None = None  # [capacity, C, H, W], made when the first sample shows its shape
         self._memory: Memory | None = None
+        self._archive: Memory | None = None  # by place in the epoch, for several passes over a target set
+        self._places = torch.full((capacity,), NOWHERE)  # of the slots in the archive
+        self._place = 0  # of the next sample
+
+    def begin_epoch(self) -> None:
+        """Count places from the first again, and keep what is remembered of every place from now on."""
+        self._place = 0
+        self._archive = self._archive or Memory.blank(0, self.num_classes)
 
     def __len__(self) -> int:
         return self._length
@@ -64,9 +75,22 @@ class SampleQueue:
         self._next = (self._next + len(images) - len(kept)) % self.capacity
         slots = (self._next + torch.arange(len(kept), device=images.device)) % self.capacity
         self._images[slots] = kept
-        self._memory.write(slots, Memory.blank(len(kept), self.num_classes, images.device))
+        self._memory.write(slots, self._recall(len(images), slots).to(images.device))
         self._next = (self._next + len(kept)) % self.capacity
         self._length = min(self._length + len(images), self.capacity)
+
+    def _recall(self, count: int, slots: Tensor) -> Memory:
+        """Give what is remembered of the newest samples, for `slots`, of the `count` that come."""
+        if self._archive is None:
+            return Memory.blank(len(slots), self.num_classes)
+        places = self._place + torch.arange(count)
+        self._place += count
+        if self._place > len(self._archive.visits):
+            self._archive = self._archive.joined(
+                Memory.blank(self._place - len(self._archive.visits), self.num_classes)
+            )
+        self._places[slots.cpu()] = places[-len(slots) :]
+        return self._archive.rows(places[-len(slots) :])
 
     def settle(self) -> None:
         """Count from nothing again: the window that was full has been learned from."""
@@ -89,18 +113,27 @@ class SampleQueue:
         """Replace what is remembered of the samples at `slots`."""
         assert self._memory is not None, "the queue is empty"
         self._memory.write(slots, memory)
+        places = self._places[slots.cpu()]
+        if self._archive is not None and bool((places != NOWHERE).any()):
+            known = places != NOWHERE
+            self._archive.write(places[known], memory.to("cpu").rows(known))
 
     def state(self) -> dict[str, Tensor | int]:
         """Give all content, by name."""
         state: dict[str, Tensor | int] = {"fresh": self.fresh, "length": self._length, "next": self._next}
         if self._images is not None and self._memory is not None:
             state |= {"images": self.images.clone(), **{k: v.clone() for k, v in vars(self.memory).items()}}
+        if self._archive is not None:
+            archive = {f"archive_{name}": tensor.clone() for name, tensor in vars(self._archive).items()}
+            state |= {"places": self._places.clone(), "place": self._place, **archive}
         return state
 
     def load(self, state: dict[str, Tensor | int]) -> None:
         """Take back what `state` gave."""
         self._images = self._memory = None
-        self._length = self._next = 0
+        self._length = self._next = self._place = 0
+        self._archive = None
+        self._places.fill_(NOWHERE)
         if "images" in state:
             images = state["images"]
             assert isinstance(images, Tensor)
@@ -108,3 +141,7 @@ class SampleQueue:
             names = vars(self.memory)
             self.remember(torch.arange(len(images)), Memory(**{name: state[name] for name in names}))  # type: ignore[arg-type]
         self.fresh, self._length, self._next = (int(state[name]) for name in ("fresh", "length", "next"))
+        if "place" in state:
+            archive = {name: state[f"archive_{name}"] for name in ("average", "visits", "excluded")}
+            self._archive = Memory(**archive)  # type: ignore[arg-type]
+            self._places, self._place = state["places"].clone(), int(state["place"])  # type: ignore[union-attr]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jsonargparse import ArgumentParser, Namespace
 
@@ -28,6 +28,7 @@ def methods_command(chosen: Namespace) -> int:
     from rich.table import Table
 
     from ttac.methods.registry import methods
+    from ttac.protocols import PROTOCOLS
 
     rows = [_row(method) for method in methods().values()]
     if chosen.json:
@@ -38,9 +39,9 @@ def methods_command(chosen: Namespace) -> int:
     for heading in ("method", "protocols", "needs", "changes", "predicts"):
         table.add_column(heading, no_wrap=heading == "method")
     for row in rows:
-        cells = [", ".join(value) if isinstance(value, tuple) else value for value in row.values()]
-        name, _, protocols, needs, changes, predicts, _ = cells
-        table.add_row(name, protocols, needs or "-", changes, predicts)
+        protocols = "all" if len(row["protocols"]) == len(PROTOCOLS) else ", ".join(row["protocols"])
+        needs = ", ".join([*row["needs"], *(f"under Y {branch}" for branch in row["may_use"])])
+        table.add_row(row["method"], protocols, needs or "-", row["changes"], row["predicts"])
     console.print(table, markup=False)
     if chosen.verbose:
         for row in rows:
@@ -48,7 +49,7 @@ def methods_command(chosen: Namespace) -> int:
     return 0
 
 
-def _row(method: type[Adapter]) -> dict[str, str | tuple[str, ...]]:
+def _row(method: type[Adapter]) -> dict[str, Any]:
     able = method.capabilities
     moments = {option.name: option.default for option in dataclasses.fields(method.options_type)}
     return {
@@ -56,6 +57,7 @@ def _row(method: type[Adapter]) -> dict[str, str | tuple[str, ...]]:
         "title": able.title,
         "protocols": able.protocols,
         "needs": able.needs,
+        "may_use": able.may_use,
         "changes": able.changes,
         "predicts": str(moments.get("predict", "-")),
         "citation": able.citation,

@@ -53,6 +53,9 @@ def strong_view(
 ) -> Tensor:
     """Mirror if `flip`, shift and RandAugment: `[N, C, H, W] -> [N, C, H, W]`, both in [0, 1].
 
+    RandAugment takes images for granted that use the whole range. On a faint one it paints black borders and stretches
+    the contrast, which makes another domain of it; so it works within the range of each image.
+
     >>> strong_view(torch.ones(2, 3, 8, 8), torch.Generator(), flip=True).shape
     torch.Size([2, 3, 8, 8])
     """
@@ -63,9 +66,12 @@ def strong_view(
     drawn = torch.randint(len(OPERATIONS), (operations, len(images)), generator=generator)
     # Operations without a direction have a sign drawn too: the draws of one image then never move those of another.
     signs = 1 - 2 * torch.randint(2, (operations, len(images)), generator=generator)
+    low = view.amin((1, 2, 3), keepdim=True)
+    span = (view.amax((1, 2, 3), keepdim=True) - low).clamp_min(1 / 255)
+    view = (view - low) / span
     for slot in range(operations):
         view = apply_operations(view, drawn[slot], magnitude * signs[slot])
-    return view.to(images.dtype)
+    return (low + span * view).clamp(0, 1).to(images.dtype)
 
 
 def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tensor:

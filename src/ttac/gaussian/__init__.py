@@ -1,6 +1,6 @@
 """The arithmetic of anchored clustering: families of covariances, running estimates, divergences."""
 
-from ttac.gaussian.divergence import Direction, divergence, kl_divergence, moment_distance
+from ttac.gaussian.divergence import Direction, divergence, kl_divergence, moment_distance, responsibilities
 from ttac.gaussian.families import FAMILIES, Covariance, Diagonal, Full, Gaussians, Isotropic, LowRank, choose_family
 from ttac.gaussian.running import Blend, RunningGaussians
 
@@ -19,4 +19,5 @@ __all__ = [
     "divergence",
     "kl_divergence",
     "moment_distance",
+    "responsibilities",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ttac.gaussian.families import Gaussians
@@ -16,7 +17,6 @@ def kl_divergence(first: Gaussians, second: Gaussians) -> Tensor:
 
     The paper's closed form lacks the 1/2 before the trace and brackets `2 pi^d` wrongly; this is the textbook one.
 
-    >>> import torch
     >>> from ttac.gaussian import Diagonal
     >>> unit = Gaussians(torch.zeros(1, 2), Diagonal(torch.ones(1, 2)))
     >>> kl_divergence(unit, Gaussians(torch.ones(1, 2), unit.covariance))
@@ -42,13 +42,28 @@ def divergence(source: Gaussians, target: Gaussians, direction: Direction) -> Te
     return 0.5 * total
 
 
+def responsibilities(gaussians: Gaussians, vectors: Tensor) -> Tensor:
+    """Compute the posteriors of equally weighted Gaussians given `vectors [n, D]`, the E step of a mixture: `[n, G]`.
+
+    >>> from ttac.gaussian import Diagonal
+    >>> pair = Gaussians(torch.tensor([[0.0], [2.0]]), Diagonal(torch.ones(2, 1)))
+    >>> responsibilities(pair, torch.tensor([[1.0], [0.0]]))
+    tensor([[0.5000, 0.5000],
+            [0.8808, 0.1192]])
+    """
+    factor = torch.linalg.cholesky(gaussians.covariance.dense())  # [G, D, D]
+    deviations = (vectors - gaussians.mean[:, None]).mT  # [G, D, n]
+    white = torch.linalg.solve_triangular(factor, deviations, upper=False)
+    log_density = -0.5 * white.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)[:, None]
+    return log_density.softmax(0).mT
+
+
 def moment_distance(source: Gaussians, target: Gaussians) -> Tensor:
     """Compute the squared L2 distances of means and of covariances, as TTT++ matches them: `[G]`.
 
     Each is relative to what the source has of its kind (trace, squared Frobenius norm), so that the distance does not
     change with the units of the features and one weight serves all networks.
 
-    >>> import torch
     >>> from ttac.gaussian import Diagonal
     >>> unit = Gaussians(torch.zeros(1, 2), Diagonal(torch.ones(1, 2)))
     >>> moment_distance(unit, Gaussians(torch.ones(1, 2), Diagonal(2 * torch.ones(1, 2))))

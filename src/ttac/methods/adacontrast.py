@@ -53,8 +53,8 @@ class AdaContrastOptions(ViewOptions):
         require(self.neighbours >= 1, "neighbours must be at least 1", self.neighbours)
         require(self.temperature > 0, "temperature must be positive", self.temperature)
         require(0 <= self.ema <= 1, "ema must be in [0, 1]", self.ema)
-        weights = (self.pseudo_weight, self.contrast_weight, self.diversity_weight)
-        require(min(weights) >= 0, "loss weights must not be negative", weights)
+        for name in ("pseudo_weight", "contrast_weight", "diversity_weight"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
 
 
 class Ring:

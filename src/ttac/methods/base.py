@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -31,6 +32,7 @@ class Capabilities:
     needs: tuple[Need, ...]  # always; a branch that an option asks for is not among them
     changes: str
     citation: str
+    may_use: tuple[Need, ...] = ()  # where an option asks for it, as Y protocols demand
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,13 @@ class Options:
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if type(option.default) is int:
+                whole = isinstance(value, int) and not isinstance(value, bool)
+                require(whole or value is None, f"{option.name} must be a whole number", value)
+            elif isinstance(value, float):
+                require(math.isfinite(value), f"{option.name} must be finite", value)
         require(0 <= self.seed < 2**63, "seed must be a non-negative integer", self.seed)
 
 
@@ -70,6 +79,11 @@ class Adapter(ABC):
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
 
     def __init__(self, classifier: Classifier, stats: SourceStatistics | None, options: Options) -> None:
+        if stats is not None and not isinstance(stats, SourceStatistics):
+            raise TypeError(
+                f"stats must be ttac.SourceStatistics, not {type(stats).__name__}: SourceStatistics.collect makes them "
+                "of source data (source-light), SourceStatistics.infer of the weights (source-free)"
+            )
         if stats is not None:
             stats.check(classifier)
         elif "statistics" in self.capabilities.needs:
@@ -97,6 +111,8 @@ class Adapter(ABC):
         wanted = self.branch_used
         if wanted is None:
             self.classifier.branch = None
+            if self.stats is not None:
+                self.stats = dataclasses.replace(self.stats, projected=None)
         elif wanted != self.source_branch:
             found = "none" if self.source_branch is None else f"a {self.source_branch} branch"
             raise ValueError(
@@ -169,21 +185,22 @@ class Adapter(ABC):
         with self._learning_mode():
             images = self._check(_outside_inference(images))
             self.last_step = Step()
-            logits = self._arrive(images)
-        self.samples_seen += len(images)
-        return logits
+            self.samples_seen += len(images)  # first: an interrupted call must not leave an adapter that looks fresh
+            return self._arrive(images)
 
     def learn(self, images: Tensor) -> None:
         """Learn from one batch of a multi-pass protocol, whose predictions come after all passes."""
         with self._learning_mode():
             images = self._check(_outside_inference(images))
             self.last_step = Step()
+            self.samples_seen += len(images)
+            self.several_passes = True
             self._learn(images)
-        self.samples_seen += len(images)
 
     def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         """Say that pass `epoch` (from 0) of `epochs` over the images of `target` begins, in multi-pass protocols."""
         with self._learning_mode():
+            self.several_passes = True
             self._begin_epoch(epoch, epochs, (self.classifier.check(_outside_inference(images)) for images in target))
 
     @staticmethod
@@ -199,10 +216,15 @@ class Adapter(ABC):
         logits: Tensor = self.classifier(self.classifier.check(images))
         return logits
 
+    def adapted(self) -> Classifier:
+        """Give the classifier as it is now, for its weights to be kept; do not change it."""
+        return self.classifier
+
     def reset(self) -> None:
         """Go back to the source model and forget the stream."""
         self.classifier.load_state_dict(self._source)
         self.samples_seen = 0
+        self.several_passes = False  # whether `learn` or `begin_epoch` was called, which ends all one-pass protocols
         self._begin()
 
     def counters(self) -> dict[str, int]:
@@ -222,6 +244,7 @@ class Adapter(ABC):
                 "fingerprint": self.source_fingerprint,
                 "statistics": self._statistics_print,
                 "samples_seen": self.samples_seen,
+                "several_passes": self.several_passes,
                 "classifier": dict(self.classifier.state_dict()),
                 "method_state": self._state(),
             }
@@ -250,6 +273,7 @@ class Adapter(ABC):
         self._begin()
         self._load(state["method_state"])
         self.samples_seen = int(state["samples_seen"])
+        self.several_passes = bool(state["several_passes"])
 
 
 def _outside_inference(images: Any) -> Any:

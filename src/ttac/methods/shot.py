@@ -33,8 +33,8 @@ class ShotOptions(GradientOptions):
         """Refuse values that make no sense."""
         super().__post_init__()
         require(self.weight_decay >= 0, "weight_decay must not be negative", self.weight_decay)
-        weights = (self.entropy_weight, self.diversity_weight, self.label_weight)
-        require(min(weights) >= 0, "loss weights must not be negative", weights)
+        for name in ("entropy_weight", "diversity_weight", "label_weight"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
         require(self.threshold >= 0, "threshold must not be negative", self.threshold)
 
 

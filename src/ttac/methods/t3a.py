@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ttac.classifier import Classifier
 from ttac.methods.base import Capabilities, Moment, require
 from ttac.methods.registry import register
 from ttac.methods.windows import WindowAdapter, WindowOptions
@@ -54,7 +55,7 @@ class T3A(WindowAdapter):
         title="T3A",
         protocols=("N-O-SF",),
         needs=(),
-        changes="head prototypes",
+        changes="head prototypes; with follow, batch-norm statistics",
         citation="Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, "
         "NeurIPS 2021",
     )
@@ -121,6 +122,15 @@ class T3A(WindowAdapter):
     def predict(self, images: Tensor) -> Tensor:
         """Predict with the prototypes as they are and change nothing: `[N, C, H, W] -> [N, K]`."""
         return self._score(self.classifier.features(self.classifier.check(images)))
+
+    def adapted(self) -> Classifier:
+        """Give a copy of the classifier whose head is the prototypes, without a bias."""
+        copy = self.classifier.copy()
+        with torch.no_grad():
+            copy.head.weight.copy_(self.prototypes)
+            if copy.head.bias is not None:
+                copy.head.bias.zero_()
+        return copy
 
     def counters(self) -> dict[str, int]:
         """Count what has happened since the last reset; the head's rows are supports too."""

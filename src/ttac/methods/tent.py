@@ -7,13 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ttac.losses import entropy
 from ttac.methods.base import Capabilities, Moment
 from ttac.methods.registry import register
 from ttac.methods.windows import GradientAdapter, GradientOptions, Trial
 
-NORMS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm)
+NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
@@ -10,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ttac.alignment import Alignment
-from ttac.filters import FilterKind, filter_pseudo_labels
+from ttac.filters import Filtered, FilterKind, filter_pseudo_labels
 from ttac.gaussian import Blend, Direction
+from ttac.losses import filtered_labels
 from ttac.methods.aligned import AlignedAdapter, AlignedOptions
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
@@ -42,6 +44,7 @@ class TTACOptions(AlignedOptions):
     class_weight: float = 5.0
     global_weight: float = 5.0  # lambda_1
     global_distance: Literal["kl", "l2"] = "kl"
+    filtered_weight: float = 0.0  # of cross-entropy with the filtered labels: the ablation's "filter alone"
     inferred_trust: float = 0.2  # share of both weights that inferred anchors get: they are biased, see docs/method.md
     raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
     direction: Direction = "symmetric"
@@ -52,8 +55,8 @@ class TTACOptions(AlignedOptions):
         super().__post_init__()
         require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
         require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
-        weights = (self.class_weight, self.global_weight, self.inferred_trust)
-        require(min(weights) >= 0, "loss weights must not be negative", weights)
+        for name in ("class_weight", "global_weight", "filtered_weight", "inferred_trust"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
         for name, kinds in (("filter", get_args(FilterKind)), ("global_distance", ("kl", "l2"))):
             require(getattr(self, name) in kinds, f"{name} must be one of {', '.join(kinds)}", getattr(self, name))
         require(0 < self.xi <= 1, "xi must be in (0, 1]", self.xi)
@@ -93,6 +96,7 @@ class TTAC(AlignedAdapter):
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training, NeurIPS 2022",
+        may_use=("contrastive branch",),
     )
     options_type = TTACOptions
     options: TTACOptions
@@ -132,12 +136,14 @@ class TTAC(AlignedAdapter):
         late = number >= options.class_start * options.passes or options.passes == 1
         trust = options.inferred_trust if self.stats is not None and self.stats.source_free else 1.0
         for name, weight, assignment in (
-            ("anchor", trust * options.class_weight if late else 0, filtered.assignment),
+            ("anchor", trust * options.class_weight if late else 0, self._assignment(weak, filtered)),
             ("global", trust * options.global_weight, None),
         ):
             loss, blends[name] = self._align(name, weak.features, assignment)
             if weight:
                 losses[name] = weight * loss
+        if options.filtered_weight:
+            losses["filtered"] = options.filtered_weight * filtered_labels(weak.logits, filtered.assignment)
         losses |= self._further_losses(images, weak)
 
         def keep() -> None:
@@ -145,6 +151,13 @@ class TTAC(AlignedAdapter):
             self.queue.remember(slots, filtered.memory)
 
         return Trial(losses, weak.logits, keep)
+
+    def _assignment(self, weak: View, filtered: Filtered) -> Tensor:
+        return self.alignments["anchor"].share(weak.features) if self.options.filter == "soft" else filtered.assignment
+
+    def _begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        """Remember posteriors over the passes, or temporal consistency would have nothing to compare with."""
+        self.queue.begin_epoch()
 
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
         """Add weighted losses of a method that builds on this one."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
 from ttac.losses import diversity, entropy
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import TTAC, TTACOptions
+from ttac.methods.ttac import PAPER, TTAC, TTACOptions
 from ttac.methods.views import View
 from ttac.protocols import PROTOCOLS
 
@@ -37,8 +38,13 @@ class TTACShot(TTAC):
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training, NeurIPS 2022; Liang et al., ICML 2020",
+        may_use=("contrastive branch",),
     )
     options_type = TTACShotOptions
+    # The authors' code weighs information maximisation twice as much as the divergences.
+    presets: ClassVar = {
+        name: {**preset, "information_weight": 2 * preset["class_weight"]} for name, preset in PAPER.items()
+    }
     options: TTACShotOptions
 
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:

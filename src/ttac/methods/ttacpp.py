@@ -41,6 +41,7 @@ class TTACPlusPlus(TTAC):
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training: Sequential Inference and Adaptation "
         "by Anchored Clustering Regularized Self-Training",
+        may_use=("contrastive branch",),
     )
     options_type = TTACPlusPlusOptions
     # The authors' code weighs self-training 20 times as much as the divergences.

@@ -32,8 +32,8 @@ class TTTPlusPlusOptions(AlignedOptions):
         """Refuse values that make no sense."""
         super().__post_init__()
         require(self.clip >= 1, "clip must be at least 1", self.clip)
-        weights = (self.feature_weight, self.projection_weight)
-        require(min(weights) >= 0, "loss weights must not be negative", weights)
+        for name in ("feature_weight", "projection_weight"):
+            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
 
 
 @register
@@ -47,6 +47,7 @@ class TTTPlusPlus(AlignedAdapter):
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Liu et al., TTT++: When Does Self-Supervised Test-Time Training Fail or Thrive?, NeurIPS 2021",
+        may_use=("contrastive branch",),
     )
     options_type = TTTPlusPlusOptions
     options: TTTPlusPlusOptions

@@ -62,12 +62,13 @@ class WindowAdapter(Adapter):
     def _update(self) -> Tensor | None:
         """Walk the queue now that a window is full: the window's logits before their last steps, None if refused."""
         newest = self.queue.newest(self.options.window)
-        logits = torch.full((len(self.queue), self.classifier.num_classes), torch.nan)
+        head = self.classifier.head.weight
+        logits = head.new_full((len(self.queue), self.classifier.num_classes), torch.nan)
         for number in range(self.options.passes):
             for slots in self.queue.minibatches(self.options.window, self.generator):
                 found = self._step(slots, number)
                 logits[slots] = torch.nan if found is None else found.detach().to(logits)
-        window = logits[newest].to(self.classifier.mean.device)
+        window = logits[newest]
         return window if bool(window.isfinite().all()) else None
 
     def _check(self, images: Tensor) -> Tensor:
@@ -196,7 +197,9 @@ class GradientAdapter(WindowAdapter):
     def _step(self, slots: Tensor, number: int) -> Tensor | None:
         before = self.tracker.snapshot()
         trial = self._try(slots, number)
-        if not self.updater.step(trial.losses):
+        # Without a loss there is no gradient to tell that something overflowed.
+        sound = bool(trial.losses) or bool(trial.logits.isfinite().all())
+        if not (sound and self.updater.step(trial.losses)):
             self.tracker.restore(before)
             return None  # what the step was refused for is no prediction either
         trial.keep()

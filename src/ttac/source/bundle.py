@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -40,11 +41,28 @@ class Bundle(LoadedModel):
     training: Mapping[str, Any] = field(default_factory=dict)  # settings, history and validation error, as plain values
 
 
+def source_loss_options(bundle: Bundle, known: Collection[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the options that a bundle knows for a method that goes by the source loss, {} for any other method.
+
+    `known` are the names of the method's options, and `given` those that are chosen already: they may not contradict.
+    """
+    options = bundle.objective.source_loss()
+    if not {"source_loss", "epsilon"} <= set(known):
+        return {}
+    for name, value in options.items():
+        if given.get(name, value) != value:
+            raise ValueError(
+                f"{name}={given[name]} contradicts the bundle, which was trained with {name}={value}: leave it out, or "
+                f"set {name}={value} over a preset"
+            )
+    return {name: value for name, value in options.items() if name not in given}
+
+
 def save_bundle(folder: Path | str, bundle: Bundle) -> None:
     """Write a bundle; `bundle.json` comes last, so its being there means that all is."""
     folder = Path(folder)
     classifier, statistics = bundle.classifier, bundle.statistics
-    _check_branch_kind(classifier.branch, bundle.objective)
+    _check_branch(classifier, bundle.objective)
     if statistics is not None:
         statistics.check(classifier)
     fingerprint, description = classifier.fingerprint(), bundle.description.of(classifier)
@@ -156,7 +174,20 @@ def _branch_note(branch: Branch, fingerprint: str) -> dict[str, str]:
     return {"kind": branch.kind, "fingerprint": fingerprint}
 
 
-def _check_branch_kind(branch: Branch | None, objective: Objective) -> None:
+def _check_branch(classifier: Classifier, objective: Objective) -> None:
+    """Refuse a branch that `load_bundle` could not read."""
+    branch = classifier.branch
     kind = None if branch is None else branch.kind
     if kind != objective.branch:
         raise ValueError(f"the objective {objective.name} goes with the branch {objective.branch}, not {kind}")
+    if branch is None:
+        return
+    with torch.device("meta"):  # shapes alone, and nobody's random numbers
+        readable = objective.new_branch(classifier.feature_dim)
+    assert readable is not None
+    problem = misfit(readable, branch.state_dict())
+    if problem is not None:
+        raise ValueError(
+            f"the branch is not one of the objective {objective.name} on {classifier.feature_dim} features, so the "
+            f"bundle could not be read again ({problem}): make it with objective.new_branch({classifier.feature_dim})"
+        )

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
 
 from ttac.data.labelled import LabelledImages, read_labelled
 from ttac.files import replacing, text_hash
 from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, saved_progress, signals_noted
 from ttac.source.architectures import new_network
 from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
+from ttac.source.classes import check_every_class_is_there, in_order_of, replace_head
 from ttac.source.models import load_model
 from ttac.source.objectives import CrossEntropy, Objective
 from ttac.source.statistics import SourceStatistics
@@ -68,6 +68,10 @@ def run_train(job: TrainJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     initial = None if job.init is None else load_model(job.init, arch=job.arch)
     train, validation = _read_data(job, initial)
+    if initial is not None:
+        train, validation = in_order_of(initial, train, validation)
+    if job.collect_statistics:  # which comes last, too late to find out
+        check_every_class_is_there(train)
     recipe = dataclasses.replace(job.recipe, flip=job.recipe.flip and train.flip)
     precision = choose_precision(job.amp, usable_device(job.device))
     settings = _settings(job, recipe, train, validation, initial, precision)
@@ -221,7 +225,7 @@ def _untrained(
         else:
             network, description = initial.classifier.model, initial.description
             if initial.classifier.num_classes != data.num_classes:
-                _replace_head(initial, data.num_classes)
+                replace_head(initial, data.num_classes)
         mean, std = job.mean or description.mean, job.std or description.std
         if pixels is not None:
             mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
@@ -239,13 +243,6 @@ def _untrained(
     if model.classifier.channels != data.channels:
         raise ValueError(f"the model takes {model.classifier.channels} channels, the images have {data.channels}")
     return model
-
-
-def _replace_head(model: LoadedModel, num_classes: int) -> None:
-    """Put an untrained head for other classes in the place of the trained one."""
-    owner, _, name = model.classifier.head_name.rpartition(".")
-    head = nn.Linear(model.classifier.feature_dim, num_classes, model.classifier.head.bias is not None)
-    setattr(model.classifier.model.get_submodule(owner), name, head)
 
 
 def _settings(

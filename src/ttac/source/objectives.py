@@ -45,6 +45,14 @@ class Objective(ABC):
         """Make the untrained branch, None where there is none."""
         return None if self.branch is None else BRANCHES[self.branch](feature_dim)
 
+    def source_loss(self) -> dict[str, Any]:
+        """Say which loss the labels had, by the names of the options of methods that go by it.
+
+        >>> Poly(epsilon=2.0).source_loss(), CrossEntropyRotation().source_loss()
+        ({'source_loss': 'poly', 'epsilon': 2.0}, {'source_loss': 'ce'})
+        """
+        return {"source_loss": "ce"}
+
     def as_dict(self) -> dict[str, Any]:
         """Give the name and the parameters as plain values.
 
@@ -79,6 +87,9 @@ class Poly(Objective):
 
     def losses(self, classifier: Classifier, batch: SourceBatch, generator: torch.Generator) -> dict[str, Tensor]:
         return {"poly": poly_loss(classifier(batch.weak), batch.labels, self.epsilon)}
+
+    def source_loss(self) -> dict[str, Any]:
+        return {"source_loss": "poly", "epsilon": self.epsilon}
 
 
 @dataclass(frozen=True)
@@ -157,7 +168,10 @@ def make_objective(name: str, **parameters: float) -> Objective:
         wanted: type[float] = type(known[key])
         if isinstance(value, bool) or not isinstance(value, int | wanted):
             raise ValueError(f"{key} of the objective {name} must be {wanted.__name__}, not {value!r}")
-        typed[key] = wanted(value)
+        try:
+            typed[key] = wanted(value)
+        except OverflowError as error:  # JSON has integers that no float can hold
+            raise ValueError(f"{key} of the objective {name} is too large a number") from error
     return OBJECTIVES[name](**typed)
 
 

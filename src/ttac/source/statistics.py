@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ttac.branches import ContrastiveBranch
+from ttac.branches import fingerprint as branch_fingerprint
 from ttac.classifier import Classifier
 from ttac.files import replacing
 from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
@@ -24,17 +25,30 @@ from ttac.source.infer import Parameterisation, anchors_around, has_signed_featu
 
 FORMAT = "ttac.statistics/1"
 PARTS = ("classes", "overall", "projected")
+How = Literal["collected", "inferred", "rescaled"]
 
 
 @dataclass(frozen=True)
 class Origin:
     """How statistics came to be."""
 
-    how: Literal["collected", "inferred", "rescaled"]
+    how: How
     fingerprint: str  # of the classifier they belong to
     samples: int  # source samples seen; 0 where none were
     counts: tuple[int, ...]  # by class
     grouped_by: Literal["label", "prediction", "head"]
+    branch: str | None = None  # fingerprint of the one whose projections were collected; not in older files
+
+    def __post_init__(self) -> None:
+        """Refuse what a damaged file may say."""
+        if self.how not in get_args(How):
+            raise ValueError(f"how the statistics came to be is {self.how!r}, expected {', '.join(get_args(How))}")
+        if not isinstance(self.samples, int) or not isinstance(self.branch, str | None):
+            raise TypeError(f"the number of samples is {self.samples!r}, the branch {self.branch!r}")
+
+    def text(self) -> str:
+        """Write the origin as JSON, without a branch as it was before there was the field: fingerprints go by it."""
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +72,7 @@ class SourceStatistics:
     @property
     def source_free(self) -> bool:
         """Whether no source sample was needed."""
-        return self.origin.how != "collected"
+        return self.origin.how in ("inferred", "rescaled") and self.origin.samples == 0
 
     @classmethod
     def collect(
@@ -99,9 +113,11 @@ class SourceStatistics:
         counts = tuple(int(count) for count in classes.counts)
         missing = [label for label, count in enumerate(counts) if count == 0]
         if grouped is None or missing:
-            shown = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-            raise ValueError(f"no source sample of class {shown} (grouped by {grouped}): every class needs an anchor")
-        origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped)
+            raise ValueError(
+                f"no source sample of class {_some(missing)} (grouped by {grouped}): every class needs an anchor"
+            )
+        of_branch = None if branch is None else branch_fingerprint(branch)
+        origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped, of_branch)
         return cls(classes.gaussians, overall.gaussians, origin, None if projected is None else projected.gaussians)
 
     @classmethod
@@ -121,6 +137,12 @@ class SourceStatistics:
         """Take the head's weights, scaled to one norm, as class means: the ablation's baseline for `infer`."""
         weight = classifier.head.weight.detach().double()
         norms = weight.norm(dim=1, keepdim=True)
+        zero = (norms.flatten() == 0).nonzero().flatten().tolist()
+        if zero:
+            raise ValueError(
+                f"the head's weights of class {_some(zero)} are all zero and have no direction to scale: infer or "
+                "collect the statistics instead"
+            )
         return cls._from_means(classifier, weight / norms * norms.mean(), "rescaled")
 
     @classmethod
@@ -144,7 +166,7 @@ class SourceStatistics:
 
     def fingerprint(self) -> str:
         """Hash the statistics and their origin, the same on every device."""
-        digest = hashlib.sha256(json.dumps(asdict(self.origin)).encode())
+        digest = hashlib.sha256(self.origin.text().encode())
         for gaussians in self.parts.values():
             for tensor in (gaussians.mean, *gaussians.covariance.tensors().values()):
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
@@ -164,6 +186,14 @@ class SourceStatistics:
                 f"the statistics belong to the model {self.origin.fingerprint}, this one is {fingerprint}: "
                 "collect or infer them again with this model"
             )
+        if self.projected is None or self.origin.branch is None or classifier.branch is None:
+            return
+        fingerprint = branch_fingerprint(classifier.branch)
+        if self.origin.branch != fingerprint:
+            raise ValueError(
+                f"the statistics hold projections of the branch {self.origin.branch}, this one is {fingerprint}: "
+                "collect them again with this model"
+            )
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, atomically."""
@@ -173,7 +203,7 @@ class SourceStatistics:
             families[part] = gaussians.covariance.family
             stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
             tensors |= {f"{part}.{name}": tensor.contiguous() for name, tensor in stored.items()}
-        metadata = {"format": FORMAT, "families": json.dumps(families), "origin": json.dumps(asdict(self.origin))}
+        metadata = {"format": FORMAT, "families": json.dumps(families), "origin": self.origin.text()}
         with replacing(path) as draft:
             save_file(tensors, draft, metadata)
 
@@ -198,7 +228,10 @@ class SourceStatistics:
                 Origin(**{**origin, "counts": tuple(origin["counts"])}),
                 _read_gaussians(tensors, "projected", families) if "projected" in families else None,
             )
-        except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            if statistics.overall.mean.shape != (1, statistics.classes.mean.shape[1]):
+                raise ValueError("overall: expected one Gaussian over the features of the classes")
+        # What a forged file makes torch raise: indices, shapes and numbers out of range.
+        except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{path} is not a readable statistics file: {error}") from error
         if classifier is not None:
             statistics.check(classifier)
@@ -241,8 +274,16 @@ def _read_gaussians(tensors: dict[str, Tensor], part: str, families: dict[str, s
     stored = {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
     mean = stored.pop("mean")
     covariance = FAMILIES[families[part]](**stored)
-    if mean.ndim != 2 or covariance.diagonal().shape != mean.shape:
+    # One matrix is written out whole, as the diagonal does not tell whether it is square.
+    count, dim = mean.shape
+    fits = covariance.diagonal().shape == mean.shape and all(len(t) == count for t in stored.values() if t.ndim)
+    if not fits or covariance.rows(torch.tensor([0])).dense().shape != (1, dim, dim) or not mean.is_floating_point():
         raise ValueError(f"{part}: mean {tuple(mean.shape)} and covariance do not fit each other")
     if not all(bool(tensor.isfinite().all()) for tensor in (mean, *stored.values())):
         raise ValueError(f"{part}: contains NaN or infinity")
     return Gaussians(mean, covariance)
+
+
+def _some(numbers: list[int]) -> str:
+    """List at most ten numbers."""
+    return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")

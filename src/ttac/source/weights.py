@@ -50,13 +50,15 @@ class ModelDescription:
             raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"there are {len(self.classes)} class names for {self.num_classes} classes")
+        # Here and below, the bound keeps a forged file from asking for more memory than there is.
+        if not 1 <= self.channels <= 256:
+            raise ValueError(f"channels must be in 1..256, not {self.channels}")
         if self.size is not None and min(self.size) < 1:
             raise ValueError(f"size must be positive, not {self.size}")
         if not 0 < self.crop_pct <= 1:
             raise ValueError(f"crop_pct must be in (0, 1], not {self.crop_pct}")
         if not all(math.isfinite(value) for value in (*(self.mean or ()), *(self.std or ()))):
             raise ValueError(f"mean and std must be finite, not {self.mean} and {self.std}")
-        # The bound keeps a forged file from asking for more memory than there is.
         if not all(1 <= value <= 256 for value in self.arch_options.values()):
             raise ValueError(f"arch_options must be in 1..256, not {dict(self.arch_options)}")
 
@@ -82,9 +84,9 @@ class ModelDescription:
         parser.add_class_arguments(cls)
         try:
             values = parser.parse_object(json.loads(text)).as_dict()
-        except (ArgumentError, TypeError, AttributeError, json.JSONDecodeError) as error:
+            return cls(**values)
+        except (ArgumentError, TypeError, AttributeError, OverflowError, json.JSONDecodeError) as error:
             raise ValueError(f"the description of the model is damaged: {error}") from error
-        return cls(**values)
 
 
 @dataclass(frozen=True)
@@ -151,11 +153,11 @@ def usable_device(name: str) -> torch.device:
 
 def check_size(classifier: Classifier, size: tuple[int, int]) -> None:
     """Run the model once, so that images it cannot take are refused before anything is written."""
-    image = torch.zeros(1, classifier.channels, *size, device=classifier.mean.device)
     try:
+        image = torch.zeros(1, classifier.channels, *size, device=classifier.mean.device)
         with evaluating(classifier), torch.no_grad():
             classifier(image)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, TypeError, OverflowError) as error:  # the last two: no size of a tensor
         reason = _first_line(error)
         raise ValueError(f"the model does not take {size[0]} x {size[1]} images ({reason}): set --size") from error
 
