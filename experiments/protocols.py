@@ -3,7 +3,7 @@
     python experiments/protocols.py --data DIR --out results/protocols
 
 `DIR` holds `{train,test}_{images,labels}.npy`. The plain source model is trained for 24 epochs (an hour on two cores);
-two more start from it and are trained with a contrastive and with a rotation branch for three epochs (25 minutes each on
+two more start from it and are trained with a contrastive and a rotation branch for three epochs (25 minutes each on
 one core). A run whose record exists with the same options is not run again, so an interrupted command goes on, and
 `--protocols`, `--shifts` and `--methods` let processes share the work. Learning rates that are not the published ones
 were chosen on the shifts in `KEPT` alone. Seconds are those of one thread, on a machine that may have done other work.
