@@ -12,8 +12,9 @@ BIN := .venv/bin
 demo: .venv/ready
 	$(BIN)/ttac demo
 
+# A process for each core, and one thread in each: OpenMP threads of several processes get in each other's way.
 test: .venv/ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --maxprocesses 4
 
 test-slow: .venv/ready
 	$(BIN)/python -m pytest -m slow
