@@ -106,6 +106,21 @@ def test_soft_clusters_take_every_sample_by_its_responsibility(monkeypatch: pyte
     assert bool(((anchor.running.gaussians.mean - before).norm(dim=1) > 0).all())
 
 
+def test_inferred_anchors_leave_the_source_weights_as_an_anchor() -> None:
+    images = checks.subject("ttac").images
+
+    def distance(**options: Any) -> float:
+        adapter = checks.subject("ttac", lr=0.02, **options).make()
+        source = {name: value.clone() for name, value in adapter.classifier.state_dict().items()}
+        adapter(images)
+        moved = (value.detach() - source[name] for name, value in adapter.classifier.named_parameters())
+        return sum(float(step.norm()) for step in moved)
+
+    # Far beyond the default, so that it is seen after a few steps.
+    assert distance(source_free=True, hold_weight=10.0) < 0.7 * distance(source_free=True, hold_weight=0.0)
+    assert distance(hold_weight=10.0) == distance(hold_weight=0.0)  # collected anchors need no such hold
+
+
 def test_filtered_labels_teach_alone() -> None:
     options = {"class_weight": 0.0, "global_weight": 0.0, "self_train_weight": 0.0, "tau_pp": 0.3}
     subject = checks.subject("ttac++", filtered_weight=1.0, **options)

@@ -44,6 +44,7 @@ class TTACOptions(AlignedOptions):
     class_weight: float = 5.0
     global_weight: float = 5.0  # lambda_1
     global_distance: Literal["kl", "l2"] = "kl"
+    hold_weight: float = 0.25  # of the squared distance to the source's weights, where anchors are inferred
     filtered_weight: float = 0.0  # of cross-entropy with the filtered labels: the ablation's "filter alone"
     inferred_trust: float = 0.2  # share of both weights that inferred anchors get: they are biased, see docs/method.md
     raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
@@ -55,7 +56,7 @@ class TTACOptions(AlignedOptions):
         super().__post_init__()
         require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
         require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
-        for name in ("class_weight", "global_weight", "filtered_weight", "inferred_trust"):
+        for name in ("class_weight", "global_weight", "hold_weight", "filtered_weight", "inferred_trust"):
             require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
         for name, kinds in (("filter", get_args(FilterKind)), ("global_distance", ("kl", "l2"))):
             require(getattr(self, name) in kinds, f"{name} must be one of {', '.join(kinds)}", getattr(self, name))
@@ -71,7 +72,14 @@ class TTACOptions(AlignedOptions):
 # The columns of the paper's table, and the weights of the authors' code, which its numbers were made with: 0.05 (0.5 on
 # CIFAR-100) on the mean over classes and on the global divergence.
 PAPER: dict[str, dict[str, Any]] = {
-    name: {"raw_divergence": True, "class_weight": weight, "global_weight": weight, "inferred_trust": 1.0, **column}
+    name: {
+        "raw_divergence": True,
+        "class_weight": weight,
+        "global_weight": weight,
+        "inferred_trust": 1.0,
+        "hold_weight": 0.0,
+        **column,
+    }
     for name, weight, column in (
         ("paper", 0.05, {"window": 256, "lr": 0.01, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 128}),
         ("paper-cifar100", 0.5, {"window": 256, "lr": 1e-4, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 64}),
@@ -134,7 +142,8 @@ class TTAC(AlignedAdapter):
         losses: dict[str, Tensor] = {}
         blends: dict[str, Blend] = {}
         late = number >= options.class_start * options.passes or options.passes == 1
-        trust = options.inferred_trust if self.stats is not None and self.stats.source_free else 1.0
+        inferred = self.stats is not None and self.stats.source_free
+        trust = options.inferred_trust if inferred else 1.0
         for name, weight, assignment in (
             ("anchor", trust * options.class_weight if late else 0, self._assignment(weak, filtered)),
             ("global", trust * options.global_weight, None),
@@ -144,6 +153,8 @@ class TTAC(AlignedAdapter):
                 losses[name] = weight * loss
         if options.filtered_weight:
             losses["filtered"] = options.filtered_weight * filtered_labels(weak.logits, filtered.assignment)
+        if inferred and options.hold_weight:
+            losses["hold"] = options.hold_weight * self._distance_to_source()
         losses |= self._further_losses(images, weak)
 
         def keep() -> None:
@@ -151,6 +162,11 @@ class TTAC(AlignedAdapter):
             self.queue.remember(slots, filtered.memory)
 
         return Trial(losses, weak.logits, keep)
+
+    def _distance_to_source(self) -> Tensor:
+        """Compute half the squared distance of the weights to the source's, the anchor that is left without data."""
+        steps = [(value - self._source[name]).float() for name, value in self._learning.items()]
+        return 0.5 * torch.stack([step.square().sum() for step in steps]).sum()
 
     def _assignment(self, weak: View, filtered: Filtered) -> Tensor:
         return self.alignments["anchor"].share(weak.features) if self.options.filter == "soft" else filtered.assignment
