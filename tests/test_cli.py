@@ -324,6 +324,7 @@ def test_two_processes_do_not_share_a_folder(
     ("change", "message"),
     [
         ({"--model": "{world}/nowhere.pt"}, "error: no model file"),
+        ({"--model": "bundle/"}, "error: no model file bundle/, nor a bundle"),
         ({"--images": "{world}/nowhere"}, "error: no folder"),
         ({"--images": "{world}/empty"}, "error: no image in"),
         ({"--images": "{world}/broken"}, "error: none of 1 images could be read"),

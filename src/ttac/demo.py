@@ -52,7 +52,7 @@ class Contender:
 
 # A mirrored digit is another sign, so no view is flipped.
 SMALL_STREAM = {"window": 50, "queue": 100, "passes": 2, "rate_budget": 0.2, "flip": False}
-# RandAugment's turns and shears make other signs of digits, so strong views teach little (6 points more errors at 0.5).
+# RandAugment's turns and shears make other signs of digits, so strong views teach little.
 STRONG_VIEWS = {**SMALL_STREAM, "self_train_weight": 0.1}
 CONTENDERS = (
     Contender("TEST", "test", None, "N-O-SF", {}),

@@ -113,8 +113,8 @@ class SampleQueue:
         """Replace what is remembered of the samples at `slots`."""
         assert self._memory is not None, "the queue is empty"
         self._memory.write(slots, memory)
-        places = self._places[slots.cpu()]
-        if self._archive is not None and bool((places != NOWHERE).any()):
+        if self._archive is not None:
+            places = self._places[slots.cpu()]
             known = places != NOWHERE
             self._archive.write(places[known], memory.to("cpu").rows(known))
 

@@ -47,8 +47,8 @@ def load_model(
         if odd:
             raise ValueError(f"{model} is a bundle, which says these itself: leave {', '.join(odd)} out")
         return load_bundle(path, arch=arch, device=device)
-    if path.suffix in (".safetensors", *PICKLED) or len(path.parts) > 1:
-        raise FileNotFoundError(f"no model file {model}")
+    if path.suffix in (".safetensors", *PICKLED) or len(path.parts) > 1 or model.endswith("/"):
+        raise FileNotFoundError(f"no model file {model}" + (", nor a bundle" if not path.suffix else ""))
     if arch is not None:
         raise FileNotFoundError(f"no model file {model}: --arch goes with a file of weights")
     network, description = _pretrained(model)
