@@ -1,0 +1,62 @@
+"""What holds for the options and steps of all methods, whatever they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import ttac
+from ttac import Classifier, SourceStatistics, checks
+from ttac.methods.registry import methods
+from ttac.methods.ttac import TTAC
+from ttac.source.networks import ResNet
+
+
+@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize(("value", "rule"), [(2.5, "must be a whole number"), (True, "must be a whole number")])
+def test_counts_are_whole_numbers(method: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        methods()[method].options_type(seed=value)
+
+
+@pytest.mark.parametrize("name", ["class_weight", "global_weight", "hold_weight", "rate_budget"])
+def test_what_is_not_finite_is_no_option(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        methods()["ttac"].options_type(**{name: float("nan")})
+
+
+def test_presets_weigh_the_further_losses_as_the_authors_do() -> None:
+    presets = methods()["ttac+shot"].presets
+    assert presets["paper"]["information_weight"] == pytest.approx(0.1)
+    assert presets["paper-cifar100"]["information_weight"] == pytest.approx(1.0)
+    assert methods()["ttac++"].presets["paper-cifar100"]["self_train_weight"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    "norm", [lambda channels: nn.InstanceNorm2d(channels, affine=True), lambda channels: nn.GroupNorm(1, channels)]
+)
+def test_tent_takes_every_norm_that_has_affine_parameters(norm: Any) -> None:
+    adapter = ttac.adapt(Classifier(ResNet(8, 4, width=4, norm=norm)), "tent", window=4)
+    adapter(torch.rand(4, 3, 16, 16))
+    assert adapter.changed_parameters
+
+
+def test_a_pass_without_losses_stores_nothing_that_overflowed() -> None:
+    # Both losses are off in the first of two passes, so no gradient can tell.
+    adapter = checks.subject("ttac", global_weight=0.0, class_start=1.0, queue=0, passes=2).make()
+    assert isinstance(adapter, TTAC)
+    with torch.no_grad():
+        adapter.classifier.model.layer3[0].conv2.weight.fill_(3e38)
+    adapter(checks.subject("ttac").images[: checks.WINDOW])
+    running = adapter.alignments["anchor"].running.gaussians
+    assert bool(running.mean.isfinite().all())
+
+
+def test_a_head_with_an_empty_row_has_no_weights_to_rescale(tiny_classifier: Classifier) -> None:
+    with torch.no_grad():
+        tiny_classifier.head.weight[3] = 0
+    with pytest.raises(ValueError, match="3"):
+        SourceStatistics.rescale_weights(tiny_classifier)
