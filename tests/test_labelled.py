@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ import torch
 from PIL import Image
 
 from ttac.data import labelled
-from ttac.data.labelled import LabelledImages, from_tensors, read_labelled
+from ttac.data.labelled import LabelledImages, from_tensors
+from ttac.data.sets import find_data, read_data
 
 COUNT = 12
 
@@ -35,10 +37,8 @@ def save_folder(folder: Path, pixels: torch.Tensor) -> Path:
     return folder
 
 
-def read(*arguments: str, **options: object) -> LabelledImages:
-    data = read_labelled(*arguments, **options)  # type: ignore[arg-type]
-    assert data is not None
-    return data
+def read(data: str, **options: Any) -> LabelledImages:
+    return read_data(data, split="train", **options)
 
 
 def test_arrays_and_tensors_hold_the_same(tmp_path: Path, pixels: torch.Tensor) -> None:
@@ -57,9 +57,9 @@ def test_a_folder_is_kept_decoded_or_read_anew(
     kept: bool, tmp_path: Path, pixels: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not kept:
-        monkeypatch.setattr(labelled, "DECODED_BYTES", 100)
+        monkeypatch.setattr(labelled, "KEPT_BYTES", 100)
     folder = save_folder(tmp_path / "images", pixels)
-    data = read(str(folder))
+    data = read(str(folder)).in_memory()
     for path in folder.rglob("*.png"):
         if kept:
             path.unlink()  # nothing is read again
@@ -92,15 +92,17 @@ def test_a_split_is_whole_and_repeats_itself(pixels: torch.Tensor) -> None:
 
 def test_what_is_kept_apart_for_validation(tmp_path: Path, pixels: torch.Tensor) -> None:
     folder = save_arrays(tmp_path / "arrays", pixels)
-    assert read_labelled(str(folder), validation=True) is None
+    assert find_data(str(folder)).splits == ("train",)
+    with pytest.raises(ValueError, match="has no test images: choose train"):
+        read_data(str(folder), split="test")
     save_arrays(folder, pixels[:4], "test")
-    assert len(read(str(folder), validation=True)) == 4
-    assert read_labelled(str(save_folder(tmp_path / "images", pixels)), validation=True) is None
+    assert len(read_data(str(folder), split="test")) == 4
+    assert find_data(str(save_folder(tmp_path / "images", pixels))).splits == ()
 
 
 def test_digits_are_not_to_be_mirrored() -> None:
     pytest.importorskip("sklearn")
-    train, test = read("digits"), read("digits", validation=True)
+    train, test = read("digits"), read_data("digits", split="test")
     assert (len(train), len(test), train.channels, train.flip) == (797, 1000, 1, False)
 
 
@@ -138,11 +140,11 @@ def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
         read(str(folder), classes=("a", "b"))
     (folder / "a/99.png").write_text("no image")
     with pytest.raises(ValueError, match=r"a/99.png cannot be read .*: remove it"):
-        read(str(folder))
+        read(str(folder)).in_memory()
     Image.new("RGB", (9, 9)).save(folder / "a/99.png")
     with pytest.raises(ValueError, match=r"a/99.png is 9 x 9, the first image 8 x 8: give the size .*--size"):
-        read(str(folder))
+        read(str(folder)).in_memory()
     assert len(read(str(folder), size=(8, 8))) == COUNT + 1
     (folder / "a/99.png").rename(folder / "99.png")
     with pytest.raises(ValueError, match="put the images of each class into a subfolder"):
-        read(str(folder))
+        read(str(folder)).in_memory()

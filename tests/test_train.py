@@ -463,7 +463,7 @@ def test_classes_keep_the_order_of_the_model_to_start_from(world: Path, capsys: 
     capsys.readouterr()
     assert main(going_on_from(world, other, "refused")) == 2
     said = capsys.readouterr().err
-    assert "classes of the data are not those of the model to start from (up instead of top)" in said
+    assert "classes of the data are not those of the model (up instead of top)" in said
     assert not (world / "refused").exists()
     folder_of_images(world / "other", ("left", "right"))
     assert main(going_on_from(world, other, "more")) == 0  # of another number: a new head

@@ -38,6 +38,11 @@ def _umask() -> int:
     return mask
 
 
+def user_cache() -> Path:
+    """Give the folder where this user's models and data sets are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ttac"
+
+
 def write_json(path: Path | str, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as draft:

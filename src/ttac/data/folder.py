@@ -40,19 +40,27 @@ def list_images(folder: Path | str) -> list[str]:
         raise FileNotFoundError(f"no folder {folder}")
     inside = folder.resolve()
     found, outside = [], 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            path = Path(parent, name)
-            if path.suffix.lower() not in SUFFIXES or not path.is_file():
-                continue
-            if path.resolve().is_relative_to(inside):
-                found.append(path.relative_to(folder).as_posix())
-            else:
-                outside += 1
+    for name, is_link in _images_below(folder):
+        # Folders that are links are not walked into, so a file leads out only where it is one itself.
+        if is_link and not (folder / name).resolve().is_relative_to(inside):
+            outside += 1
+        else:
+            found.append(name)
     if not found:
         reason = f"; {outside} links lead out of it" if outside else ""
         raise ValueError(f"no image in {folder} ({', '.join(sorted(SUFFIXES))}){reason}")
     return sorted(found)
+
+
+def _images_below(folder: Path | str, prefix: str = "") -> Iterator[tuple[str, bool]]:
+    """Yield names of image files, and whether each is a link; plain texts, as there may be a million."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _images_below(entry.path, f"{name}/")
+            elif Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file():
+                yield name, entry.is_symlink()
 
 
 def labels_by_subfolder(files: Sequence[str], num_classes: int, classes: Sequence[str] | None) -> dict[str, int]:

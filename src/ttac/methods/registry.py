@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import pkgutil
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from ttac.classifier import Classifier
 from ttac.methods.base import Adapter
+from ttac.names import pick
 from ttac.source.statistics import SourceStatistics
 
 AdapterType = TypeVar("AdapterType", bound=type[Adapter])
@@ -58,17 +58,9 @@ def adapt(
         raise TypeError(
             f"expected a ttac.Classifier, not {type(classifier).__name__}: wrap it in ttac.Classifier(model)"
         )
-    found = _pick(method, methods(), "method")
-    chosen = dict(_pick(preset, found.presets, f"preset of {method}")) if preset is not None else {}
+    found = pick(method, methods(), "method")
+    chosen = dict(pick(preset, found.presets, f"preset of {method}")) if preset is not None else {}
     known = {field.name: field for field in fields(found.options_type)}
     for name in options:
-        _pick(name, known, f"option of {method}")
+        pick(name, known, f"option of {method}")
     return found(classifier, stats, found.options_type(**{**chosen, **options}))
-
-
-def _pick(name: str, known: Mapping[str, Any], what: str) -> Any:
-    if name in known:
-        return known[name]
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
-    raise ValueError(f"unknown {what}: {name!r}; {hint}known: {', '.join(known) or 'none'}")

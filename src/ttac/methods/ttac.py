@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 from ttac.alignment import Alignment
+from ttac.data.sets.spec import PaperNumbers
+from ttac.data.sets.specs import paper_numbers
 from ttac.filters import Filtered, FilterKind, filter_pseudo_labels
 from ttac.gaussian import Blend, Direction
 from ttac.losses import filtered_labels
@@ -69,28 +72,15 @@ class TTACOptions(AlignedOptions):
         require(self.ridge > 0, "ridge must be positive", self.ridge)
 
 
-# The columns of the paper's table, and the weights of the authors' code, which its numbers were made with: 0.05 (0.5 on
-# CIFAR-100) on the mean over classes and on the global divergence.
-PAPER: dict[str, dict[str, Any]] = {
-    name: {
-        "raw_divergence": True,
-        "class_weight": weight,
-        "global_weight": weight,
-        "inferred_trust": 1.0,
-        "hold_weight": 0.0,
-        **column,
-    }
-    for name, weight, column in (
-        ("paper", 0.05, {"window": 256, "lr": 0.01, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 128}),
-        ("paper-cifar100", 0.5, {"window": 256, "lr": 1e-4, "tau_tc": -0.001, "clip_global": 1280, "clip_class": 64}),
-        ("paper-visda", 0.05, {"window": 128, "lr": 1e-4, "tau_tc": -0.01, "clip_global": 1536, "clip_class": 128}),
-        (
-            "paper-imagenet",
-            0.05,
-            {"window": 128, "lr": 7e-5, "tau_tc": -0.01, "clip_global": 1280, "clip_class": 64, "passes": 2},
-        ),
-    )
-}
+def _options(numbers: PaperNumbers) -> dict[str, Any]:
+    """Say as options what the paper's numbers were made with: one weight, of divergences as they are, always."""
+    column = dataclasses.asdict(numbers)
+    weight = column.pop("divergence_weight")
+    own = {"raw_divergence": True, "inferred_trust": 1.0, "hold_weight": 0.0}
+    return {**own, "class_weight": weight, "global_weight": weight, **column}
+
+
+PAPER: dict[str, dict[str, Any]] = {name: _options(numbers) for name, numbers in paper_numbers().items()}
 
 
 @register

@@ -1,4 +1,4 @@
-"""The classes of training data: every one with images, and in the order of the model that training starts from."""
+"""The classes of data: in the order of the model that they are for, and for training every one with images."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def in_order_of(
     if sorted(given) != sorted(names):
         news, olds = sorted(set(given) - set(names)), sorted(set(names) - set(given))
         raise ValueError(
-            f"the classes of the data are not those of the model to start from ({_some(news)} instead of "
-            f"{_some(olds)}), and its head would take the ones for the others: rename them, or start from a file of "
-            "the weights without class names (save model.state_dict())"
+            f"the classes of the data are not those of the model ({_some(news)} instead of {_some(olds)}), whose head "
+            "would take the ones for the others: rename them, or use a file of the weights without class names (save "
+            "model.state_dict())"
         )
     numbers = torch.empty(len(names), dtype=torch.long)
     # Sorting is stable, so that names which occur twice are matched one by one.

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,19 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ttac.data.labelled import LabelledImages, read_labelled
-from ttac.files import replacing, text_hash
-from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, saved_progress, signals_noted
+from ttac.data.labelled import LabelledImages
+from ttac.data.sets import find_data
+from ttac.files import text_hash
+from ttac.jobs import (
+    PROGRESS,
+    StoppedError,
+    alone_in,
+    is_complete,
+    plain_settings,
+    save_progress,
+    saved_progress,
+    signals_noted,
+)
 from ttac.source.architectures import new_network
 from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
 from ttac.source.classes import check_every_class_is_there, in_order_of, replace_head
@@ -34,7 +42,7 @@ USUAL_SHARE = 0.1  # kept for validation where the data bring no part of their o
 class TrainJob:
     """What to train, on what, how, and where the bundle goes."""
 
-    data: str  # see `read_labelled`
+    data: str  # see `read_data`
     out: Path
     recipe: Recipe
     arch: str | None = None  # None: that of `init`
@@ -75,7 +83,7 @@ def run_train(job: TrainJob, console: Console) -> None:
     recipe = dataclasses.replace(job.recipe, flip=job.recipe.flip and train.flip)
     precision = choose_precision(job.amp, usable_device(job.device))
     settings = _settings(job, recipe, train, validation, initial, precision)
-    if _is_complete(job.out, settings):
+    if is_complete(job.out, DESCRIPTION, settings, lambda: dict(read_description(job.out)["training"]["settings"])):
         console.print(f"{job.out} is complete: nothing to do", markup=False)
         return
     with alone_in(job.out):
@@ -165,8 +173,7 @@ class _Worker:
             "history": self.history,
             "trainer": self.trainer.state_dict(),
         }
-        with replacing(self.job.out / PROGRESS) as draft:
-            torch.save(content, draft)
+        save_progress(self.job.out, content)
 
     def _finish(self) -> None:
         classifier, job = self.trainer.classifier.eval(), self.job
@@ -185,25 +192,21 @@ class _Worker:
 def _read_data(job: TrainJob, initial: LoadedModel | None) -> tuple[LabelledImages, LabelledImages | None]:
     known = ModelDescription("", 1) if initial is None else initial.description
     size = known.size if job.size is None else (job.size, job.size)
-    read = partial(read_labelled, channels=known.channels, crop_pct=known.crop_pct)
-    data = read(job.data, size=size, classes=job.classes)
-    if data is None:
-        raise ValueError(f"{job.data} has no images to train on: expected train_images.npy")
+    source = find_data(job.data)
+    read: dict[str, Any] = {"channels": known.channels, "crop_pct": known.crop_pct}
+    data = source.read("train", size=size, classes=job.classes, **read).in_memory()
     if job.size is not None and data.size != size:
         raise ValueError(f"{job.data} is of {data.size[0]} x {data.size[1]}: --size is for image files alone")
     if job.classes is not None and len(job.classes) != data.num_classes:
         raise ValueError(f"there are {len(job.classes)} class names for {data.num_classes} classes")
-    if job.validation_data is not None:
-        held = read(job.validation_data, validation=True)
-        held = held or read(job.validation_data, size=data.size, classes=data.classes)
-    elif job.validation_share is None:
-        held = read(job.data, validation=True)
-    elif job.validation_share == 0:
+    if job.validation_share == 0:
         return data, None
-    else:
-        held = None
-    if held is None:
+    if job.validation_data is not None:
+        source = find_data(job.validation_data)
+    elif job.validation_share is not None or "test" not in source.splits:
         return data.split(job.validation_share or USUAL_SHARE, job.recipe.seed)
+    part = "test" if "test" in source.splits else "train"
+    held = source.read(part, size=data.size, classes=data.classes, **read).in_memory()
     if (held.size, held.channels) != (data.size, data.channels) or held.num_classes > data.num_classes:
         raise ValueError(
             f"validation images are {held.channels} x {held.size[0]} x {held.size[1]} of {held.num_classes} classes, "
@@ -271,23 +274,7 @@ def _settings(
         "statistics": job.collect_statistics,
         "device": job.device,
     }
-    # Through JSON, as the bundle keeps them: a checkpoint with the command line's own number types would not load.
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
-    return plain
-
-
-def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    if not (out / DESCRIPTION).exists():
-        return False
-    training = read_description(out).get("training")
-    there = training.get("settings") if isinstance(training, dict) else None
-    if not isinstance(there, dict):
-        raise ValueError(f"{out} holds a bundle of something else: choose another --out")
-    check_same_settings(out, there, settings)
-    (out / PROGRESS).unlink(missing_ok=True)
-    return True
+    return plain_settings(settings)
 
 
 def _check_pixels(saved: dict[str, Any]) -> None:

@@ -1,0 +1,185 @@
+"""One way to all data: a data set by its name, or whatever a path holds."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ttac.data.corruptions.constants import SEVERITIES
+from ttac.data.labelled import LabelledImages, from_tensors
+from ttac.data.sets import arrays, cifar, image_files
+from ttac.data.sets.digits import load_digits
+from ttac.data.sets.layout import Layout, Wanted
+from ttac.data.sets.spec import DatasetSpec
+from ttac.data.sets.specs import SPECS, get_spec
+from ttac.files import user_cache
+
+
+def data_root(root: Path | None = None) -> Path:
+    """Give the folder where data sets are looked for by name: `root`, else $TTAC_DATA, else the user's cache."""
+    if root is not None:
+        return root
+    return Path(os.environ["TTAC_DATA"]) if os.environ.get("TTAC_DATA") else user_cache() / "data"
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """A data set that was found, of which nothing is read yet."""
+
+    path: Path
+    layout: Layout
+    spec: DatasetSpec | None
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """The parts that are kept apart, of train and test; none where all is one part."""
+        return self.layout.splits(self.path)
+
+    def read(
+        self,
+        split: str | None = None,
+        *,
+        domain: str | None = None,
+        severity: int | None = None,
+        size: tuple[int, int] | None = None,
+        channels: int = 3,
+        crop_pct: float | None = None,
+        classes: Sequence[str] | None = None,
+    ) -> LabelledImages:
+        """Read a part: see `read_data`."""
+        spec, layout, name = self.spec, self.layout, str(self.path) if self.spec is None else self.spec.name
+        if self.splits and split not in self.splits:
+            if split is not None or len(self.splits) > 1:
+                hint = f"; it is a shift of {spec.source}" if spec is not None and spec.source else ""
+                wrong = f"no {split} images" if split is not None else "several parts"
+                raise ValueError(f"{name} has {wrong}: choose {' or '.join(self.splits)}{hint}")
+            split = self.splits[0]
+        if domain is not None and not layout.domains:
+            raise ValueError(f"{name} has no domains: leave {domain!r} out")
+        if layout.severities:
+            if severity not in SEVERITIES:
+                raise ValueError(f"{name} has the severities {', '.join(map(str, SEVERITIES))}: choose one")
+        elif severity is not None:
+            raise ValueError(f"{name} has no severities: leave {severity} out")
+        if classes is not None and spec is not None and len(classes) != spec.num_classes:
+            raise ValueError(f"there are {len(classes)} class names for {spec.num_classes} classes")
+        if crop_pct is None:
+            crop_pct = 1.0 if spec is None else spec.crop_pct
+        names = None if classes is None else tuple(classes)
+        return layout.read(self.path, Wanted(spec, split, domain, severity, size, channels, crop_pct, names))
+
+
+def find_data(data: str, root: Path | None = None) -> DataSet:
+    """Find what `data` names: a data set below `data_root(root)`, `NAME=PATH` for one elsewhere, or a path.
+
+    >>> find_data("digits").splits
+    ('train', 'test')
+    """
+    name, _, place = data.partition("=")
+    if name in SPECS and place:
+        return _recognise(Path(place), SPECS[name])
+    if data in SPECS:
+        return _below(data_root(root), SPECS[data])
+    path = Path(data)
+    if not path.exists():
+        close = difflib.get_close_matches(name, SPECS, n=3, cutoff=0.5)
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        raise FileNotFoundError(f"no folder {path}, and no data set of that name{hint} (ttac data list)")
+    return _recognise(path, None)
+
+
+def read_data(
+    data: str,
+    *,
+    split: str | None = None,
+    domain: str | None = None,
+    severity: int | None = None,
+    root: Path | None = None,
+    size: tuple[int, int] | None = None,
+    channels: int = 3,
+    crop_pct: float | None = None,
+    classes: Sequence[str] | None = None,
+) -> LabelledImages:
+    """Read images and labels of a data set by its name, of `NAME=PATH`, or of a path whose content is recognised.
+
+    `split` is train or test, and may be left out where there is one alone; a folder that is one part is read whole,
+    whatever split is asked for. `domain` is a corruption, a version or a folder beside train, where the data have
+    such. `size` (height, width), `channels` and `crop_pct` are for image files, which are made so; the data set's own
+    are the default. `classes` name the classes in the order of their labels.
+
+    >>> len(read_data("digits", split="test"))
+    1000
+    """
+    return find_data(data, root).read(
+        split, domain=domain, severity=severity, size=size, channels=channels, crop_pct=crop_pct, classes=classes
+    )
+
+
+def _read_digits(_: Path, wanted: Wanted) -> LabelledImages:
+    digits = load_digits()
+    images, labels = (
+        (digits.source_images, digits.source_labels)
+        if wanted.split == "train"
+        else (digits.target_images, digits.target_labels)
+    )
+    spec = get_spec("digits")
+    # A mirrored digit is another sign.
+    data = from_tensors((255 * images).round().byte(), labels, spec.num_classes, flip=False)
+    return replace(data, classes=wanted.classes or spec.classes)
+
+
+_DIGITS = Layout(
+    "digits", "scikit-learn", lambda path, spec: None, lambda path: ("train", "test"), _read_digits, holds="digits"
+)
+_LAYOUTS = (*cifar.LAYOUTS, *arrays.LAYOUTS, *image_files.LAYOUTS)  # from the most to the least particular
+
+
+def _matches(path: Path, spec: DatasetSpec | None) -> list[DataSet]:
+    found = []
+    for layout in _LAYOUTS:
+        if spec is None or (layout.kind == spec.layout and layout.holds in (None, spec.name)):
+            place = layout.find(path, spec)
+            if place is not None:
+                own = get_spec(layout.holds) if spec is None and layout.holds is not None else spec
+                found.append(DataSet(place, layout, own))
+    return found
+
+
+def _below(root: Path, spec: DatasetSpec) -> DataSet:
+    """Look for a data set by its name and by its usual folders."""
+    if spec.layout == "digits":
+        return DataSet(Path("scikit-learn"), _DIGITS, spec)
+    for name in (spec.name, *spec.folders):
+        if (root / name).exists():
+            found = _matches(root / name, spec)
+            if found:
+                return found[0]
+    here = f" (for the folder {spec.name} of here, write ./{spec.name})" if Path(spec.name).exists() else ""
+    raise FileNotFoundError(f"{spec.name} is not in {root}{here}: {how_to_get(spec, root)}")
+
+
+def how_to_get(spec: DatasetSpec, root: Path) -> str:
+    """Say how a data set comes to where it is looked for."""
+    if spec.files:
+        return f"`ttac data fetch {spec.name}` gets it, or {spec.name}=PATH says where it is"
+    return spec.manual_steps(root / spec.name)
+
+
+def _recognise(path: Path, spec: DatasetSpec | None) -> DataSet:
+    if not path.exists():
+        raise FileNotFoundError(f"no folder {path}")
+    found = _matches(path, spec)
+    if not found:
+        fitting = [layout for layout in _LAYOUTS if spec is None or layout.kind == spec.layout]
+        expected = "; or ".join(
+            layout.expects for layout in fitting if spec is None or layout.holds in (None, spec.name)
+        )
+        raise ValueError(f"{path} does not hold {'a data set' if spec is None else spec.name}: expected {expected}")
+    kinds = {one.layout.holds: one for one in found if one.layout.kind == "cifar" and one.layout.holds is not None}
+    if len(kinds) > 1:
+        either = " or ".join(f"{name}={path}" for name in kinds)
+        raise ValueError(f"{path} holds {' and '.join(kinds)}: write {either}")
+    return found[0]

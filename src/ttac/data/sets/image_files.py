@@ -1,0 +1,216 @@
+"""Image files with labels, decoded when they are read: class folders, list files, splits and corruptions in folders."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ttac.data.corruptions.constants import SEVERITIES
+from ttac.data.folder import UnreadableImageError, image_size, labels_by_subfolder, list_images, read_image
+from ttac.data.labelled import LabelledImages
+from ttac.data.sets.layout import Layout, Wanted, at_or_below, check_count
+from ttac.files import text_hash
+from ttac.names import pick
+
+LIST = "image_list.txt"  # VisDA's name for a list of files and labels
+TRAIN = "train"
+# Data sets that have both keep the labels of the test images for themselves.
+HELD_OUT = ("validation", "val", "test")
+GROUPS = ("noise", "blur", "weather", "digital", "extra")  # archives of ImageNet-C
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files of a folder with their labels; none is opened yet."""
+
+    folder: Path
+    files: Sequence[str]
+    labels: Sequence[int]
+    num_classes: int
+    classes: tuple[str, ...] | None
+
+    def load(self, wanted: Wanted) -> LabelledImages:
+        """Take the images, made to the wanted size when they are read."""
+        folder, files = self.folder, self.files
+        size = wanted.size or (None if wanted.spec is None else wanted.spec.size)
+        channels, crop_pct = wanted.channels, wanted.crop_pct
+        expected = size or image_size(folder, files)
+
+        def decode(name: str) -> Tensor:
+            try:
+                image = read_image(folder / name, size, channels, crop_pct)
+            except UnreadableImageError as error:
+                raise ValueError(f"{folder / name} cannot be read ({error}): remove it") from error
+            if image.shape[1:] != expected:
+                raise ValueError(
+                    f"{name} is {image.shape[1]} x {image.shape[2]}, the first image {expected[0]} x {expected[1]}: "
+                    "give the size to use (--size), and all are resized to it"
+                )
+            return (255 * image).round().byte()
+
+        def read(rows: Tensor) -> Tensor:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                return torch.stack(list(pool.map(decode, [files[row] for row in rows.tolist()])))
+
+        listing = [f"{name!a} {(folder / name).stat().st_size}" for name in files]
+        fingerprint = text_hash([f"{expected} {channels} {crop_pct}", *listing])
+        labels = torch.tensor(self.labels)
+        return LabelledImages(read, labels, self.num_classes, channels, expected, fingerprint, self.classes)
+
+
+def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
+    """List a folder with one subfolder a class, numbered in the order of their names."""
+    files = list_images(folder)
+    flat = [name for name in files if "/" not in name]
+    if flat:
+        raise ValueError(
+            f"{len(flat)} images of {folder} are in no class subfolder ({', '.join(flat[:3])}): "
+            "put the images of each class into a subfolder of its name"
+        )
+    found, spec = tuple(sorted({name.split("/")[0] for name in files})), wanted.spec
+    classes = wanted.classes or (None if spec is None else spec.classes) or found
+    if spec is not None and len(classes) != spec.num_classes:
+        raise ValueError(f"{folder} has {len(classes)} class subfolders, {spec.name} has {spec.num_classes} classes")
+    check_count(spec, part, len(files), folder)
+    try:
+        by_name = labels_by_subfolder(files, len(classes), classes)
+    except ValueError as error:
+        hint = "" if spec is None else f" (or {LIST} in it, with paths and labels, is missing)"
+        raise ValueError(f"{folder}: {error}{hint}") from error
+    return Listing(folder, files, [by_name[name] for name in files], len(classes), classes)
+
+
+def list_file(file: Path, wanted: Wanted, part: str = "") -> Listing:
+    """List the images of a list file: lines of a path, relative to the list's own folder, and a label."""
+    spec = wanted.spec
+    names = wanted.classes or (None if spec is None else spec.classes)
+    files, labels = _parse_list(file)
+    count = max(labels) + 1 if names is None else len(names)
+    for number, label in enumerate(labels, 1):
+        if not 0 <= label < count:
+            raise ValueError(f"{file}, line {number}: label {label} is not in 0..{count - 1}")
+    check_count(spec, part, len(files), file)
+    return Listing(file.parent, files, labels, count, names)
+
+
+def list_part(folder: Path, wanted: Wanted, part: str = "") -> Listing:
+    """List a folder by its list file, or by its class folders where it has none."""
+    if (folder / LIST).is_file():
+        return list_file(folder / LIST, wanted, part)
+    return list_classes(folder, wanted, part)
+
+
+def _parse_list(file: Path) -> tuple[list[str], list[int]]:
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is neither a folder nor a list of images and labels: {error}") from error
+    files, labels = [], []
+    folders: dict[Path, bool] = {}  # whether they are inside, found out once for each
+    inside = file.parent.resolve()
+    for number, line in enumerate(lines, 1):
+        name, _, label = line.rstrip().rpartition(" ")
+        name = name.strip()
+        if not name or not label.isascii() or not label.isdigit():
+            raise ValueError(f"{file}, line {number}: expected a path and a label, not {line[:80]!r}")
+        path = file.parent / name
+        if path.parent not in folders:
+            folders[path.parent] = path.parent.resolve().is_relative_to(inside)
+        if not folders[path.parent] or (path.is_symlink() and not path.resolve().is_relative_to(inside)):
+            raise ValueError(f"{file}, line {number}: {name} leads out of the list's folder")
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}, line {number} of {file.name}, is missing")
+        files.append(name)
+        labels.append(int(label))
+    if not files:
+        raise ValueError(f"{file} lists no images")
+    return files, labels
+
+
+def has_classes(folder: Path) -> bool:
+    """Tell whether a folder holds images of several classes: a list, or subfolders that nobody is still writing."""
+    if not folder.is_dir():
+        return False
+    if (folder / LIST).is_file():
+        return True
+    return any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(folder))
+
+
+def split_folders(folder: Path) -> dict[str, Path]:
+    """Give the folders of the train and the held-out images by name, where they are there."""
+    return {name: folder / name for name in (TRAIN, *HELD_OUT) if has_classes(folder / name)}
+
+
+def _splits(folder: Path) -> tuple[str, ...]:
+    there = split_folders(folder)
+    return (*([TRAIN] if TRAIN in there else []), *(["test"] if set(HELD_OUT) & set(there) else []))
+
+
+def _read_split(folder: Path, wanted: Wanted) -> LabelledImages:
+    there = split_folders(folder)
+    if wanted.split == TRAIN:
+        name = TRAIN
+    else:
+        there.pop(TRAIN, None)
+        name = wanted.domain or next(iter(there))
+    return list_part(pick(name, there, f"part of {folder}"), wanted, name).load(wanted)
+
+
+def corruption_folders(folder: Path) -> dict[str, Path]:
+    """Give the folders of an ImageNet-C by the name of the corruption: those that have a folder for a severity."""
+    found: dict[str, Path] = {}
+    for parent in (folder, *(folder / group for group in GROUPS)):
+        if parent.is_dir():
+            entries = sorted(Path(entry) for entry in os.scandir(parent) if entry.is_dir())
+            found |= {
+                entry.name: entry for entry in entries if any(has_classes(entry / str(level)) for level in SEVERITIES)
+            }
+    return found
+
+
+def _read_corrupted(folder: Path, wanted: Wanted) -> LabelledImages:
+    place = pick(wanted.domain or "", corruption_folders(folder), f"corruption in {folder}") / str(wanted.severity)
+    if not place.is_dir():
+        raise FileNotFoundError(f"no folder {place}")
+    return list_classes(place, wanted, "test").load(wanted)
+
+
+LAYOUTS = (
+    Layout(
+        "image-folders",
+        "a text file of paths and labels",
+        lambda path, spec: path if path.is_file() else None,
+        lambda file: (),
+        lambda file, wanted: list_file(file, wanted).load(wanted),
+    ),
+    Layout(
+        "imagenet-c",
+        "<corruption>/<severity>/<class>/ with images, also in folders noise, blur, weather, digital and extra",
+        lambda path, spec: at_or_below(path, spec, lambda folder: bool(corruption_folders(folder))),
+        lambda folder: ("test",),
+        _read_corrupted,
+        domains=True,
+        severities=True,
+    ),
+    Layout(
+        "image-folders",
+        "folders train and validation, val or test, each with one subfolder a class",
+        lambda path, spec: at_or_below(path, spec, lambda folder: bool(split_folders(folder))),
+        _splits,
+        _read_split,
+        domains=True,
+    ),
+    Layout(
+        "image-folders",
+        "one subfolder a class",
+        lambda path, spec: path if path.is_dir() and (spec is None or has_classes(path)) else None,
+        lambda folder: (),
+        lambda folder, wanted: list_part(folder, wanted).load(wanted),
+    ),
+)
