@@ -9,30 +9,18 @@ the network has to see for the update: one weak view a sample, and for TTAC++ on
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from jsonargparse import auto_cli
+from timing import median_seconds
 
 import ttac
 from ttac.files import write_json
 from ttac.methods.base import Adapter
 from ttac.report.records import environment
 from ttac.source.networks import ResNet
-
-
-def median_seconds(*jobs: Callable[[], object], rounds: int) -> list[float]:
-    """Run all jobs in turns and give the median time of each."""
-    times: list[list[float]] = [[] for _ in jobs]
-    for number in range(rounds + 1):
-        for job, taken in zip(jobs, times, strict=True):
-            started = time.perf_counter()
-            job()
-            if number:  # the first round warms up
-                taken.append(time.perf_counter() - started)
-    return [statistics.median(taken) for taken in times]
 
 
 def main(depth: int = 20, window: int = 256, rounds: int = 7, threads: int = 2, out: Path | None = None) -> None:

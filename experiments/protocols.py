@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import shifts
 import torch
 from jsonargparse import auto_cli
 from torch import Tensor
 
 import ttac
-from ttac.data import shifts
+from ttac.data.sets.specs import get_spec
 from ttac.methods.base import Adapter
 from ttac.methods.registry import methods
 from ttac.source.bundle import Bundle, load_bundle, save_bundle
@@ -34,8 +35,7 @@ from ttac.source.networks import ResNet
 from ttac.source.objectives import make_objective
 from ttac.source.train import Recipe, train_source
 
-MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10 = get_spec("cifar10-jpg")
 SHIFTS: dict[str, shifts.Shift] = {
     "gaussian noise": partial(shifts.gaussian_noise, sigma=0.10),
     "impulse noise": partial(shifts.impulse_noise, share=0.08),
@@ -114,15 +114,17 @@ def source(name: str, data: Path, cache: Path) -> tuple[ttac.Classifier, ttac.So
         objective = make_objective("ce" if name == "plain" else f"ce+{name}")
         torch.manual_seed(0)
         if name == "plain":
-            network = ResNet(20, len(CLASSES)).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            classifier = ttac.Classifier(network, mean=MEAN, std=STD)
+            network = ResNet(20, CIFAR10.num_classes).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            classifier = ttac.Classifier(network, mean=CIFAR10.mean, std=CIFAR10.std)
         else:
             classifier, _ = source("plain", data, cache)
             classifier.branch = objective.new_branch(classifier.feature_dim)
         for recipe in PLAIN_RECIPES if name == "plain" else BRANCH_RECIPES:
             train_source(classifier, *load(data, "train"), recipe, objective)
         statistics = ttac.SourceStatistics.collect(classifier, batches(*load(data, "train")))
-        description = ModelDescription("resnet20", 10, 3, MEAN, STD, (32, 32), CLASSES)
+        description = ModelDescription(
+            "resnet20", CIFAR10.num_classes, 3, CIFAR10.mean, CIFAR10.std, CIFAR10.size, CIFAR10.classes
+        )
         save_bundle(folder, Bundle(classifier, description, objective, statistics))
     bundle = load_bundle(folder)
     assert bundle.statistics is not None

@@ -1,4 +1,4 @@
-"""A few strong shifts of an image batch, for the demo and for experiments: `[N, C, H, W]` in [0, 1] to the same."""
+"""The shifts of the tables in results/protocols: `[N, C, H, W]` in [0, 1] to the same."""
 
 from __future__ import annotations
 
@@ -13,11 +13,7 @@ Shift = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def gaussian_noise(images: Tensor, generator: torch.Generator, *, sigma: float) -> Tensor:
-    """Add normal noise to every pixel.
-
-    >>> gaussian_noise(torch.full((1, 1, 2, 2), 0.5), torch.Generator(), sigma=0.1).shape
-    torch.Size([1, 1, 2, 2])
-    """
+    """Add normal noise to every pixel."""
     return (images + sigma * torch.randn(images.shape, generator=generator)).clamp(0, 1)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ttac import Record, demo
-from ttac.data.digits import load_digits
+from ttac.data.sets.digits import load_digits
 
 pytest.importorskip("sklearn", reason="the demo's digits ship with scikit-learn: pip install 'ttac[demo]'")
 pytest.importorskip("matplotlib", reason="the demo's figure is drawn by matplotlib: pip install 'ttac[demo]'")

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ttac.data.colour import grey
+
 LARGEST_MAGNITUDE = 30  # the last of RandAugment's 31 magnitude bins
 
 
@@ -126,13 +128,6 @@ def _blend(images: Tensor, degenerate: Tensor, magnitudes: Tensor) -> Tensor:
     return degenerate.lerp(images, 1 + 0.03 * magnitudes[:, None, None, None])
 
 
-def _grey(images: Tensor) -> Tensor:
-    """ITU-R 601-2 luma of RGB and the channel mean of anything else: `[N, C, H, W] -> [N, 1, H, W]`."""
-    if images.shape[1] != 3:
-        return images.mean(1, keepdim=True)
-    return 0.299 * images[:, 0:1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:3]
-
-
 def _smooth(images: Tensor) -> Tensor:
     """Average over 3 x 3 with weight 5 in the middle; the border is kept, as in Pillow."""
     smooth = images.clone()
@@ -181,8 +176,8 @@ _GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
 _TRANSFORMS: dict[tuple[str, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] = {
     _GEOMETRIC: _move,
     ("Brightness",): lambda images, _, by: _blend(images, torch.zeros_like(images), by),
-    ("Color",): lambda images, _, by: _blend(images, _grey(images), by),
-    ("Contrast",): lambda images, _, by: _blend(images, _grey(images).mean((1, 2, 3), keepdim=True), by),
+    ("Color",): lambda images, _, by: _blend(images, grey(images), by),
+    ("Contrast",): lambda images, _, by: _blend(images, grey(images).mean((1, 2, 3), keepdim=True), by),
     ("Sharpness",): lambda images, _, by: _blend(images, _smooth(images), by),
     ("Posterize",): lambda images, _, by: _posterize(_levels(images), by).to(images) / 255,
     ("Solarize",): lambda images, _, by: _solarize(_levels(images), by).to(images) / 255,

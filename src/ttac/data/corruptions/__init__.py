@@ -1,0 +1,117 @@
+"""The corruptions of CIFAR-C and ImageNet-C, batched on tensors: the fifteen standard ones and the four extra."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ttac.data.corruptions import blur, digital, noise, spatter, weather
+from ttac.data.corruptions.constants import NAMES, SEVERITIES, SMALL, constants, table_side
+from ttac.data.corruptions.draws import Draws
+from ttac.data.corruptions.filters import cut_to_bytes
+from ttac.data.corruptions.frost import FrostPhotographs
+from ttac.data.labelled import LabelledImages
+from ttac.files import text_hash
+
+CORRUPTIONS, EXTRA = NAMES[:15], NAMES[15:]
+SMALLEST_SIDE = 8
+_VALUES_AT_ONCE = 2**21  # bounds the memory of large batches: 14 images of 224 x 224
+
+# images [N, C, H, W] in [0, 1] on 8-bit levels, constants of the severity, draws -> the same shape; `Corruption` clips
+Apply = Callable[[Tensor, tuple[float, ...], Draws], Tensor]
+_APPLY: dict[str, Apply] = {
+    "gaussian_noise": noise.gaussian_noise,
+    "shot_noise": noise.shot_noise,
+    "impulse_noise": noise.impulse_noise,
+    "defocus_blur": blur.defocus_blur,
+    "glass_blur": blur.glass_blur,
+    "motion_blur": blur.motion_blur,
+    "zoom_blur": blur.zoom_blur,
+    "snow": weather.snow,
+    "frost": weather.frost,
+    "fog": weather.fog,
+    "brightness": digital.brightness,
+    "contrast": digital.contrast,
+    "elastic_transform": digital.elastic_transform,
+    "pixelate": digital.pixelate,
+    "jpeg_compression": digital.jpeg_compression,
+    "speckle_noise": noise.speckle_noise,
+    "gaussian_blur": blur.gaussian_blur,
+    "spatter": spatter.spatter,
+    "saturate": digital.saturate,
+}
+
+
+@dataclass(frozen=True)
+class Corruption:
+    """One corruption at one severity; what it does to a sample depends on the seed and the sample's index alone.
+
+    >>> noisy = Corruption("gaussian_noise", 5)
+    >>> noisy(torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.arange(2)).shape
+    torch.Size([2, 3, 32, 32])
+    """
+
+    name: str
+    severity: int = 5
+    seed: int = 0
+    photographs: FrostPhotographs | None = None  # for frost; None: a procedural texture
+    strength: tuple[float, ...] | None = None  # constants of one's own, in place of the severity's
+
+    def __post_init__(self) -> None:
+        """Refuse what there is not."""
+        if self.name not in _APPLY:
+            raise ValueError(f"unknown corruption {self.name!r}; known: {', '.join(_APPLY)}")
+        if self.severity not in SEVERITIES:
+            raise ValueError(f"severity must be one of 1 to 5, not {self.severity}")
+        if self.seed < 0:
+            raise ValueError(f"the seed must not be negative: {self.seed}")
+        number = len(constants(self.name, self.severity, SMALL))
+        if self.strength is not None and len(self.strength) != number:
+            raise ValueError(f"{self.name} has {number} constants, not {len(self.strength)}: {self.strength}")
+
+    def __call__(self, images: Tensor, index: Tensor) -> Tensor:
+        """Corrupt uint8 images `[N, C, H, W]`, C 1 or 3, whose places in their data set are `index [N]`."""
+        if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] not in (1, 3):
+            raise ValueError(
+                f"images are {images.dtype} of shape {tuple(images.shape)}; expected uint8 [N, 1 or 3, H, W]: "
+                "(255 * images).round().byte() makes them of images in [0, 1]"
+            )
+        if index.shape != (len(images),):
+            raise ValueError(f"index has shape {tuple(index.shape)}; expected one for each of {len(images)} images")
+        side = min(images.shape[2:])
+        if side < SMALLEST_SIDE:
+            raise ValueError(f"images of {side} pixels are too small to corrupt; {SMALLEST_SIDE} is the least")
+        chunk = max(1, _VALUES_AT_ONCE // images[0].numel()) if len(images) else 1
+        parts = zip(images.split(chunk), index.split(chunk), strict=True)
+        return torch.cat([self._corrupted(part, rows, side) for part, rows in parts])
+
+    def _corrupted(self, images: Tensor, index: Tensor, side: int) -> Tensor:
+        apply = partial(weather.frost, photographs=self.photographs) if self.name == "frost" else _APPLY[self.name]
+        values = constants(self.name, self.severity, side) if self.strength is None else self.strength
+        draws = Draws(self.seed, f"{self.name} {self.severity}", index, images.device)
+        return cut_to_bytes(apply(images.float().div_(255), values, draws))  # as the published arrays are cut
+
+    def notes(self, side: int) -> dict[str, Any]:
+        """Say for a record what was done to images of the shorter side `side`."""
+        notes: dict[str, Any] = {"corruption": self.name, "seed": self.seed}
+        if self.strength is None:
+            notes.update(severity=self.severity, constants=table_side(side))
+        else:
+            notes["strength"] = list(self.strength)
+        if self.name == "frost":
+            notes["frost"] = "procedural texture" if self.photographs is None else self.photographs.fingerprint
+        return notes
+
+    def of(self, data: LabelledImages) -> LabelledImages:
+        """Give the data set with its images corrupted as they are read."""
+        return dataclasses.replace(
+            data,
+            read=lambda rows: self(data.read(rows), rows),
+            fingerprint=text_hash([data.fingerprint, repr(sorted(self.notes(min(data.size)).items()))]),
+        )
