@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import torch
 
 import ttac
 from ttac import Classifier, Record, SourceStatistics, checks
+from ttac.data.labelled import from_tensors
+from ttac.data.streams import Domain, Scenario, Stream
 from ttac.metrics import PeakMemory
 from ttac.protocols import PROTOCOLS, Protocol
 
@@ -118,6 +121,86 @@ def test_progress_is_told_the_error_so_far() -> None:
     record = ttac.evaluate(subject.make(), stream(subject), protocol="N-O-SF", progress=told.append)
     assert [outcome.samples for outcome in told] == [8, 16, 24, 32, 40, 44]
     assert told[-1].error == record.error
+
+
+def marked(subject: checks.Subject, scenario: Scenario) -> Stream:
+    """Three domains of the subject's images, and clean ones."""
+    pixels = (255 * subject.images).round().byte()
+    labels = torch.randint(0, 4, (len(pixels),), generator=torch.Generator().manual_seed(0))
+    shades = [from_tensors(pixels // shade, labels, 4) for shade in (1, 2, 3, 4)]
+    return Stream([Domain("fog", shades[n], n) for n in (3, 1, 2)], scenario, clean=shades[0])
+
+
+@pytest.mark.parametrize("protocol", ["N-O-SF", "N-M-SF"])
+@pytest.mark.parametrize("sequence", ["continual", "gradual", "mixed"])
+def test_errors_of_domains_and_segments_are_those_of_a_plain_loop(sequence: str, protocol: str, tmp_path: Path) -> None:
+    subject = checks.subject("tent")
+    stream = marked(subject, Scenario(sequence, interlude=9, batch=10, samples=40))  # type: ignore[arg-type]
+    epochs = {"epochs": 2} if protocol == "N-M-SF" else {}
+    record = ttac.evaluate(subject.make(), stream, protocol, notes={"stream": "a lie"}, **epochs)
+    by_hand = subject.make()
+    for _ in range(epochs.get("epochs", 0)):
+        for images, _, _ in stream:
+            by_hand.learn(images)
+    answer = by_hand.predict if epochs else by_hand
+    wrong, marks = [], []
+    for images, labels, domains in stream:
+        wrong += (answer(images).argmax(1) != labels).tolist()
+        marks += [stream.domains[number] for number in domains.tolist()]
+    assert list(record.domain_error) == list(dict.fromkeys(marks))
+    for name, found in record.domain_error.items():
+        own = [miss for miss, mark in zip(wrong, marks, strict=True) if mark == name]
+        assert found == {"samples": len(own), "error": pytest.approx(100 * sum(own) / len(own))}
+    start = 0
+    for (name, samples, error), segment in zip(record.segments, stream.segments, strict=True):
+        assert (name, samples) == segment
+        assert error == pytest.approx(100 * sum(wrong[start : start + samples]) / samples)
+        start += samples
+    assert start == record.samples == len(stream)
+    assert record.error == pytest.approx(100 * sum(wrong) / len(wrong))
+    assert record.provenance["stream"] == stream.describe()
+    record.save(tmp_path / "record.json")
+    assert Record.load(tmp_path / "record.json") == record
+
+
+def test_arrivals_count_without_their_stream_and_have_no_names_then() -> None:
+    subject = checks.subject("test")
+    stream = marked(subject, Scenario("continual"))
+    record = ttac.evaluate(subject.make(), list(stream), "N-O-SF")
+    assert record.error == ttac.evaluate(subject.make(), stream, "N-O-SF").error
+    assert (record.domain_error, record.segments) == ({}, [])
+    assert "stream" not in record.provenance
+
+
+def test_a_method_gets_images_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = checks.subject("bn")
+    adapter = subject.make()
+    given: list[tuple[object, ...]] = []
+    arrive = type(adapter)._arrive
+
+    def note(self: object, *arguments: object) -> torch.Tensor:
+        given.append(arguments)
+        return arrive(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(adapter), "_arrive", note)
+    stream = marked(subject, Scenario("mixed"))
+    ttac.evaluate(adapter, stream, "N-O-SF")
+    expected = [images for images, _, _ in stream]
+    assert len(given) == len(expected)
+    for (images,), wanted in zip(given, expected, strict=True):
+        assert type(images) is torch.Tensor
+        assert torch.equal(images, wanted)
+
+
+def test_records_of_before_domains_are_still_read(tmp_path: Path) -> None:
+    subject = checks.subject("test")
+    record = ttac.evaluate(subject.make(), stream(subject), "N-O-SF")
+    content = dataclasses.asdict(record)
+    del content["domain_error"], content["segments"]
+    (tmp_path / "old.json").write_text(json.dumps(content))
+    assert Record.load(tmp_path / "old.json") == record
+    for path in sorted((Path(__file__).parents[1] / "results").rglob("*-0.json"))[:3]:
+        assert Record.load(path).samples
 
 
 def test_peak_memory_sees_a_peak() -> None:

@@ -4,31 +4,35 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import hashlib
 import io
-import json
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
+from ttac.choice import MethodChoice
 from ttac.data.folder import FolderStream, image_size, list_images
 from ttac.engine import Outcome, Run
-from ttac.files import replacing, text_hash
-from ttac.jobs import PROGRESS, StoppedError, alone_in, check_same_settings, saved_progress, signals_noted
+from ttac.files import text_hash
+from ttac.jobs import (
+    PROGRESS,
+    StoppedError,
+    alone_in,
+    image_progress,
+    is_complete,
+    plain_settings,
+    save_progress,
+    saved_progress,
+    signals_noted,
+)
 from ttac.methods.base import Adapter
-from ttac.methods.registry import adapt, methods
 from ttac.report.records import Record
-from ttac.source.bundle import Bundle, source_loss_options
 from ttac.source.statistics import SourceStatistics
-from ttac.source.weights import LoadedModel, check_size, save_model
+from ttac.source.weights import check_size, save_model
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
 PART, INFERRED = "predictions.csv.part", "inferred.safetensors"
@@ -38,13 +42,9 @@ PART, INFERRED = "predictions.csv.part", "inferred.safetensors"
 class AdaptJob:
     """What to adapt, on what, how, and where the results go."""
 
-    model: LoadedModel
+    choice: MethodChoice
     images: Path
     out: Path
-    stats: Path | None = None
-    method: str = "ttac++"
-    preset: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     batch: int = 64
     checkpoint_every: float = 120.0  # seconds
 
@@ -65,25 +65,20 @@ class _Position:
 def run_adapt(job: AdaptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     files = list_images(job.images)
-    told = _told_by_bundle(job)
-    job = dataclasses.replace(job, options={**job.options, **told})
+    job = dataclasses.replace(job, choice=job.choice.completed())
     settings = _settings(job, files)
-    if _is_complete(job.out, settings):
+    if is_complete(job.out, PREDICTIONS, settings, lambda: Record.load(job.out / RECORD).provenance["settings"]):
         console.print(f"{job.out} is complete: nothing to do", markup=False)
         return
     saved = saved_progress(job.out, settings, (WEIGHTS, RECORD), lambda content: _Position(**content["position"]))
-    classifier, description = job.model.classifier, job.model.description
+    classifier, description = job.choice.model.classifier, job.choice.model.description
     size = description.size or image_size(job.images, files)
     check_size(classifier, size)
     pixels = f"mean {_short(classifier.mean)}, std {_short(classifier.std)}"
     console.print(
         f"{description.arch}: {classifier.num_classes} classes, {size[0]} x {size[1]}, {pixels}", markup=False
     )
-    if told:
-        named = ", ".join(f"{name} is {value}" for name, value in told.items())
-        console.print(f"{named}, as the bundle was trained", markup=False)
-    stats = _statistics(job, saved is not None, console)
-    adapter = adapt(classifier, job.method, stats=stats, preset=job.preset, **job.options)
+    adapter = job.choice.adapter(console, lambda: _inferred(job, saved is not None, console))
     with alone_in(job.out), _opened_to_go_on(job.out / PART) as table:
         _Worker(job, settings, adapter, console, table).run(files, saved)
 
@@ -95,7 +90,7 @@ class _Worker:
         self, job: AdaptJob, settings: dict[str, Any], adapter: Adapter, console: Console, table: BinaryIO
     ) -> None:
         self.job, self.settings, self.adapter, self.console, self.table = job, settings, adapter, console, table
-        self.description = job.model.description
+        self.description = job.choice.model.description
         self.position = _Position()
         self.clock = Run(adapter)  # made before any state is loaded: an interrupted stream is still one stream
 
@@ -135,7 +130,8 @@ class _Worker:
     def _walk(self, stream: FolderStream) -> None:
         started = checkpointed = time.monotonic()
         before = self.clock.samples
-        with signals_noted(self.console) as noted, self._progress() as progress:
+        note = "{task.fields[rate]:.1f} images/s, {task.fields[updates]} updates"
+        with signals_noted(self.console) as noted, image_progress(self.console, note) as progress:
             task = progress.add_task("adapting", total=len(stream.files), rate=0.0, updates=0)
             for outcome, names in self.clock.walk(stream):
                 self._write_predictions(names, outcome)
@@ -153,16 +149,6 @@ class _Worker:
                     raise StoppedError(
                         noted[0], f"stopped after {self.clock.samples} images; the same command goes on from there"
                     )
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]:.1f} images/s, {task.fields[updates]} updates"),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
 
     def _write_predictions(self, names: list[str], outcome: Outcome) -> None:
         confidence, label = outcome.logits.float().softmax(1).max(1)
@@ -186,8 +172,7 @@ class _Worker:
             "position": dataclasses.asdict(position),
             "adapter": self.adapter.state_dict(),
         }
-        with replacing(self.job.out / PROGRESS) as draft:
-            torch.save(content, draft)
+        save_progress(self.job.out, content)
 
     def _finish(self, files: list[str]) -> None:
         """Write the results; the predictions take their name last, so their being there means that all is."""
@@ -213,96 +198,29 @@ class _Worker:
         )
 
 
-def _told_by_bundle(job: AdaptJob) -> dict[str, Any]:
-    """Give the options that the model's bundle knows and nobody has set."""
-    known = methods().get(job.method)
-    if known is None or not isinstance(job.model, Bundle):
-        return {}
-    names = [option.name for option in dataclasses.fields(known.options_type)]
-    return source_loss_options(job.model, names, {**known.presets.get(job.preset or "", {}), **job.options})
-
-
 def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
     """Name all that the results depend on, as plain JSON."""
-    description = job.model.description
+    description = job.choice.model.description
     listing = [f"{name!a} {(job.images / name).stat().st_size}" for name in files]
     settings = {
         "images": text_hash(listing),
-        "model": job.model.classifier.fingerprint(),
-        "statistics": _statistics_hash(job),
-        "method": job.method,
-        "preset": job.preset,
-        "options": dict(job.options),
+        **job.choice.settings(),
         "batch": job.batch,
         "size": None if description.size is None else list(description.size),
         "crop_pct": description.crop_pct,
         "classes": None if description.classes is None else text_hash([ascii(name) for name in description.classes]),
-        "device": str(job.model.classifier.mean.device),
     }
-    # Through JSON, as the record keeps them: a checkpoint with the command line's own number types would not load.
-    plain: dict[str, Any] = json.loads(json.dumps(settings))
-    return plain
+    return plain_settings(settings)
 
 
-def _statistics_hash(job: AdaptJob) -> str | None:
-    if job.stats is None:
-        bundled = _bundled_statistics(job)
-        return None if bundled is None else bundled.fingerprint()
-    if not job.stats.is_file():
-        raise FileNotFoundError(f"no statistics file {job.stats}")
-    return hashlib.sha256(job.stats.read_bytes()).hexdigest()[:16]
-
-
-def _is_complete(out: Path, settings: dict[str, Any]) -> bool:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    if not (out / PREDICTIONS).exists():
-        return False
-    try:
-        there = Record.load(out / RECORD).provenance["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} holds a {PREDICTIONS} of something else: choose another --out") from error
-    check_same_settings(out, there, settings)
-    (out / PROGRESS).unlink(missing_ok=True)
-    return True
-
-
-def _statistics(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics | None:
-    classifier = job.model.classifier
-    if job.stats is not None:
-        return SourceStatistics.load(job.stats, classifier)
-    if not _needs_statistics(job):
-        return None
-    bundled = _bundled_statistics(job)
-    if bundled is not None:
-        how = (
-            "inferred from the head's weights (source-free)"
-            if bundled.source_free
-            else f"collected from {bundled.origin.samples} source images (source-light)"
-        )
-        console.print(f"no --stats: anchors are those of the bundle, {how}", markup=False)
-        return bundled
+def _inferred(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics:
+    """Infer statistics and keep them, so that a continuation need not infer again."""
     path = job.out / INFERRED
     if going_on and path.exists():
-        return SourceStatistics.load(path, classifier)
-    # Anchors that cost nothing, so that a mistake in the options shows before minutes go into better ones.
-    if bool(classifier.head.weight.any(1).all()):  # others cannot be rescaled, such as those that T3A leaves
-        cheap = SourceStatistics.rescale_weights(classifier)
-        adapt(classifier, job.method, stats=cheap, preset=job.preset, **job.options)
-    console.print("no --stats: anchors are inferred from the head's weights (source-free)", markup=False)
-    stats = SourceStatistics.infer(classifier)
-    stats.save(path)  # so that a continuation need not infer again
+        return SourceStatistics.load(path, job.choice.model.classifier)
+    stats = job.choice.infer(console)
+    stats.save(path)
     return stats
-
-
-def _needs_statistics(job: AdaptJob) -> bool:
-    known = methods().get(job.method)
-    return known is not None and "statistics" in known.capabilities.needs
-
-
-def _bundled_statistics(job: AdaptJob) -> SourceStatistics | None:
-    """Give the statistics in the model's bundle, where the method needs some."""
-    return job.model.statistics if isinstance(job.model, Bundle) and _needs_statistics(job) else None
 
 
 def _short(pixels: Tensor) -> str:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from ttac.data.streams import Arrival, Stream
 from ttac.inputs import check_labels
 from ttac.methods.base import Adapter, Step
-from ttac.metrics import ErrorMeter, LatencyMeter, PeakMemory
+from ttac.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter, PeakMemory
 from ttac.protocols import Protocol, ProtocolError, get_protocol
 from ttac.report.records import Record, environment
 
 Kept = TypeVar("Kept")
+# Closed where a walk ends, however it ends: a stream that reads ahead stops then, and not when an error is forgotten.
+_Batches = Generator[tuple[Tensor, Kept], None, None]
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,14 @@ class Run:
         self.adapter.begin_epoch(epoch, epochs, target)
         self.seconds += time.perf_counter() - started
 
-    def record(self, *, errors: ErrorMeter | None, protocol: Protocol | None, notes: Mapping[str, Any]) -> Record:
+    def record(
+        self,
+        *,
+        errors: ErrorMeter | None,
+        protocol: Protocol | None,
+        notes: Mapping[str, Any],
+        domain_errors: DomainErrorMeter | None = None,
+    ) -> Record:
         """Sum the run up; a note cannot replace what is known."""
         adapter = self.adapter
         options = dataclasses.asdict(adapter.options)
@@ -113,6 +124,8 @@ class Run:
                 "device": str(adapter.classifier.mean.device),
                 **environment(),
             },
+            domain_error=domain_errors.by_domain() if domain_errors else {},
+            segments=domain_errors.by_segment() if domain_errors else [],
         )
 
 
@@ -152,7 +165,7 @@ def check_protocol(adapter: Adapter, protocol: Protocol) -> None:
 
 def evaluate(
     adapter: Adapter,
-    stream: Iterable[tuple[Tensor, Tensor]],
+    stream: Stream | Iterable[tuple[Tensor, Tensor]],
     protocol: str | Protocol = "N-O-SL",
     *,
     epochs: int | None = None,
@@ -162,7 +175,8 @@ def evaluate(
 ) -> Record:
     """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance too.
 
-    An adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
+    A `ttac.data.streams.Stream` is described in the provenance, and the record has the error of each of its domains. An
+    adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
     `continuing=True` it goes on from what it has learned, and the record says so. Multi-pass protocols learn from the
     images alone for `epochs` passes (3 unless given) over a stream that gives the same batches each time, such as a
     list, and then predict all of them with the model that the last step left.
@@ -191,29 +205,39 @@ def evaluate(
         purpose, epochs = "predict", 3 if epochs is None else epochs
         _learn(run, stream, epochs)
         notes = {"epochs": epochs, **(notes or {})}
-    for outcome, labels in run.walk(_labelled(stream, adapter), purpose):
-        errors.update(outcome.logits.argmax(1), labels)
-        if progress is not None:
-            progress(dataclasses.replace(outcome, error=errors.compute()))
+    domain_errors = None
+    if isinstance(stream, Stream):
+        domain_errors = DomainErrorMeter(stream.domains, stream.segments)
+        notes = {**(notes or {}), "stream": stream.describe()}
+    with closing(_labelled(stream, adapter)) as batches:
+        for outcome, truth in run.walk(batches, purpose):
+            predictions = outcome.logits.argmax(1)
+            errors.update(predictions, truth.labels)
+            if domain_errors is not None and truth.domains is not None:
+                domain_errors.update(predictions, truth.labels, truth.domains)
+            if progress is not None:
+                progress(dataclasses.replace(outcome, error=errors.compute()))
     if not run.samples:
         raise ValueError("the stream is empty")
-    return run.record(errors=errors, protocol=protocol, notes=notes or {})
+    return run.record(errors=errors, protocol=protocol, notes=notes or {}, domain_errors=domain_errors)
 
 
-def _learn(run: Run, stream: Iterable[tuple[Tensor, Tensor]], epochs: int) -> None:
+def _learn(run: Run, stream: Iterable[Any], epochs: int) -> None:
     """Walk the target set `epochs` times; the adapter gets images and never labels."""
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, not {epochs}")
     if isinstance(stream, Iterator):
         raise TypeError(
             "a multi-pass protocol reads the stream several times, and this iterator can be read once: "
-            "pass a list or a DataLoader"
+            "pass a Stream, a list or a DataLoader"
         )
     order = _Order()
     for epoch in range(epochs):
-        run.begin_epoch(epoch, epochs, (images for images, _ in order.watch(_labelled(stream, run.adapter))))
-        for _ in run.walk(order.watch(_labelled(stream, run.adapter)), "learn"):
-            pass
+        with closing(order.watch(_labelled(stream, run.adapter))) as batches:
+            run.begin_epoch(epoch, epochs, (images for images, _ in batches))
+        with closing(order.watch(_labelled(stream, run.adapter))) as batches:
+            for _ in run.walk(batches, "learn"):
+                pass
 
 
 class _Order:
@@ -222,21 +246,29 @@ class _Order:
     def __init__(self) -> None:
         self._first: list[tuple[int, float]] = []  # size and sum of each batch
 
-    def watch(self, stream: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def watch(self, stream: Iterable[tuple[Tensor, Kept]]) -> _Batches[Kept]:
         """Pass a walk through, and raise an error at the first batch that is not the one of the first walk."""
-        for number, (images, labels) in enumerate(stream):
+        for number, (images, kept) in enumerate(stream):
             mark = (len(images), float(images.double().sum()) if isinstance(images, Tensor) else 0.0)
             if number == len(self._first):
                 self._first.append(mark)
             elif self._first[number] != mark:
                 raise ValueError("the stream came in another order than before: shuffle it once, not on every pass")
-            yield images, labels
+            yield images, kept
 
 
-def _labelled(stream: Iterable[Any], adapter: Adapter) -> Iterator[tuple[Tensor, Tensor]]:
+class _Truth(NamedTuple):
+    """What is known of a batch and kept from the adapter."""
+
+    labels: Tensor
+    domains: Tensor | None
+
+
+def _labelled(stream: Iterable[Any], adapter: Adapter) -> _Batches[_Truth]:
     """Check labels before their images reach the adapter, so that a bad batch changes nothing."""
     for item in stream:
-        if not (isinstance(item, tuple | list) and len(item) == 2):
+        if not (isinstance(item, Arrival) or (isinstance(item, tuple | list) and len(item) == 2)):
             raise TypeError(f"the stream yields {type(item).__name__}; expected (images, labels)")
-        images, labels = item
-        yield images, check_labels(labels, len(images), adapter.classifier.num_classes)
+        images, labels, *domains = item
+        labels = check_labels(labels, len(images), adapter.classifier.num_classes)
+        yield images, _Truth(labels, domains[0] if domains else None)

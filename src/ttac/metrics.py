@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,54 @@ class ErrorMeter:
         """Give the error of each class, None where none of its samples came."""
         pairs = zip(self._wrong.tolist(), self._total.tolist(), strict=True)
         return [100 * wrong / total if total else None for wrong, total in pairs]
+
+
+class DomainErrorMeter:
+    """Error in percent of each domain of a stream, and of each segment that follows another.
+
+    >>> meter = DomainErrorMeter(("fog", "snow"), [("fog", 1), ("snow", 2)])
+    >>> meter.update(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), torch.tensor([0, 1, 1]))
+    >>> meter.by_domain()
+    {'fog': {'samples': 1, 'error': 0.0}, 'snow': {'samples': 2, 'error': 50.0}}
+    >>> meter.by_segment()
+    [('fog', 1, 0.0), ('snow', 2, 50.0)]
+    """
+
+    def __init__(self, domains: Sequence[str], segments: Sequence[tuple[str, int]]) -> None:
+        self.domains, self.segments = domains, segments
+        self._ends = torch.tensor([samples for _, samples in segments]).cumsum(0)
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._seen = 0
+        self._order: dict[int, None] = {}  # domains as they first came
+        self._by_domain = torch.zeros(2, len(self.domains), dtype=torch.int64)  # wrong, total
+        self._by_segment = torch.zeros(2, len(self.segments), dtype=torch.int64)
+
+    def update(self, predictions: Tensor, labels: Tensor, domains: Tensor) -> None:
+        """Count one batch of predicted and true labels `[N]` and the numbers of their domains `[N]`."""
+        wrong = predictions.cpu() != labels.cpu()
+        places = torch.arange(self._seen, self._seen + len(wrong))
+        self._seen += len(wrong)
+        self._order |= dict.fromkeys(domains.tolist())
+        segments = torch.searchsorted(self._ends, places, right=True)
+        for counts, numbers in ((self._by_domain, domains), (self._by_segment, segments)):
+            counts[0] += torch.bincount(numbers[wrong], minlength=counts.shape[1])
+            counts[1] += torch.bincount(numbers, minlength=counts.shape[1])
+
+    def by_domain(self) -> dict[str, dict[str, float]]:
+        """Give samples and error of each domain, in the order in which they first came."""
+        counts = {number: self._by_domain[:, number].tolist() for number in self._order}
+        return {
+            self.domains[number]: {"samples": total, "error": 100 * wrong / total}
+            for number, (wrong, total) in counts.items()
+        }
+
+    def by_segment(self) -> list[tuple[str, int, float]]:
+        """Give name, samples and error of each segment that has come."""
+        counts = zip(self.segments, *self._by_segment.tolist(), strict=True)
+        return [(name, total, 100 * wrong / total) for (name, _), wrong, total in counts if total]
 
 
 class LatencyMeter:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeFloat
 
-from ttac.cli.common import add_image_arguments, add_model_arguments, load_chosen_model, new_parser
+from ttac.cli.common import add_image_arguments, add_model_arguments, load_chosen_model, new_parser, run_job
 
 
 def adapt_parser() -> ArgumentParser:
@@ -21,12 +20,7 @@ def adapt_parser() -> ArgumentParser:
     add_image_arguments(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FOLDER", help="where the predictions, weights and record go")
-    add("--stats", type=Path, metavar="FILE", help="source statistics (default: the bundle's, or inferred, if needed)")
-    add(
-        "--method", type=str, default="ttac++", metavar="NAME", help="a wrong one lists them all (default: %(default)s)"
-    )
-    add("--preset", type=str, metavar="NAME", help="set of options that the method names")
-    add("--set", type=str, action="append", default=[], metavar="KEY=VALUE", help="method's option; can be repeated")
+    add_method_arguments(parser)
     add(
         "--checkpoint-every",
         type=NonNegativeFloat,
@@ -35,6 +29,17 @@ def adapt_parser() -> ArgumentParser:
         help="0: after every batch (default: %(default)s)",
     )
     return parser
+
+
+def add_method_arguments(parser: ArgumentParser) -> None:
+    """Add what names a method, its options and its statistics."""
+    add = parser.add_argument
+    add("--stats", type=Path, metavar="FILE", help="source statistics (default: the bundle's, or inferred, if needed)")
+    add(
+        "--method", type=str, default="ttac++", metavar="NAME", help="a wrong one lists them all (default: %(default)s)"
+    )
+    add("--preset", type=str, metavar="NAME", help="set of options that the method names")
+    add("--set", type=str, action="append", default=[], metavar="KEY=VALUE", help="method's option; can be repeated")
 
 
 def parse_options(method: str, pairs: Sequence[str]) -> dict[str, Any]:
@@ -65,25 +70,11 @@ def parse_options(method: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 def adapt_command(chosen: Namespace) -> int:
     """Stream a folder of images through an adapter."""
-    from rich.console import Console
-
+    from ttac.choice import MethodChoice
     from ttac.deploy import AdaptJob, run_adapt
-    from ttac.jobs import StoppedError
 
-    job = AdaptJob(
-        model=load_chosen_model(chosen),
-        images=chosen.images,
-        out=chosen.out,
-        stats=chosen.stats,
-        method=chosen.method,
-        preset=chosen.preset,
-        options=parse_options(chosen.method, chosen.set),
-        batch=chosen.batch,
-        checkpoint_every=chosen.checkpoint_every,
+    choice = MethodChoice(
+        load_chosen_model(chosen), chosen.method, chosen.preset, parse_options(chosen.method, chosen.set), chosen.stats
     )
-    try:
-        run_adapt(job, Console(soft_wrap=True))
-    except StoppedError as stop:
-        sys.stderr.write(f"{stop}\n")
-        return 128 + stop.signum
-    return 0
+    job = AdaptJob(choice, chosen.images, chosen.out, chosen.batch, chosen.checkpoint_every)
+    return run_job(run_adapt, job)

@@ -8,7 +8,7 @@ import os
 import platform
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -36,6 +36,8 @@ class Record:
     adapter_memory_mib: float  # of what the adapter keeps between calls
     counters: dict[str, int]  # steps taken, steps skipped because something was not finite
     provenance: dict[str, Any]
+    domain_error: dict[str, dict[str, float]] = field(default_factory=dict)  # samples and error, as domains first came
+    segments: list[tuple[str, int, float]] = field(default_factory=list)  # name, samples and error, one after another
     format: str = FORMAT
 
     def save(self, path: Path | str) -> None:
@@ -49,6 +51,8 @@ class Record:
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise ValueError(f"{path} is not a record of format {FORMAT}")
         content["cumulative_error"] = [(int(count), float(error)) for count, error in content["cumulative_error"]]
+        if "segments" in content:  # records of streams without domains may lack it
+            content["segments"] = [(str(name), int(count), float(error)) for name, count, error in content["segments"]]
         return cls(**content)
 
 

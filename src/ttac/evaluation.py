@@ -1,0 +1,140 @@
+"""`ttac evaluate`: one method on one stream under one protocol makes one record."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ttac.choice import MethodChoice
+from ttac.data.corruptions.constants import SEVERITIES
+from ttac.data.corruptions.frost import FrostPhotographs
+from ttac.data.sets import find_data
+from ttac.data.streams import Domain, Scenario, Stream, corrupted_domains
+from ttac.engine import Outcome, check_protocol, evaluate
+from ttac.files import text_hash
+from ttac.jobs import check_same_settings, image_progress, plain_settings
+from ttac.protocols import get_protocol
+from ttac.report.records import Record
+from ttac.source.target import read_for
+from ttac.source.weights import LoadedModel, check_size
+
+USUAL_SEVERITY = 5
+
+
+@dataclass(frozen=True)
+class StreamChoice:
+    """Labelled images, and what becomes of them on their way to the method."""
+
+    data: str  # see `find_data`
+    scenario: Scenario
+    split: str = "test"
+    corruptions: tuple[str, ...] = ()  # made as the images are read
+    domains: tuple[str, ...] = ()  # that the data bring along
+    severities: tuple[int, ...] | None = None  # None: 5, or all five in a gradual stream
+    frost: Path | None = None  # folder of photographs; None: a procedural texture
+    clean: str | None = None  # data of the interludes; None: the images before they are corrupted
+    prefetch: int = 2
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.corruptions and self.domains:
+            raise ValueError("images are corrupted as they are read, or come from the files of a domain: not both")
+        if self.scenario.interlude and not self.corruptions and self.clean is None:
+            raise ValueError("interludes show clean images: name them with --clean")
+
+    def build(self, model: LoadedModel) -> Stream:
+        """Find the data, and make the stream of them; pixels are read later."""
+        found = find_data(self.data)
+        read = partial(read_for, model, found, self.split)
+        usual = SEVERITIES if self.scenario.sequence == "gradual" else (USUAL_SEVERITY,)
+        clean = None if self.clean is None else read_for(model, find_data(self.clean), self.split)
+        if self.corruptions:
+            original = read()
+            clean = clean or original
+            photographs = None if self.frost is None else FrostPhotographs.read(self.frost)
+            severities = self.severities or usual
+            domains = corrupted_domains(original, self.corruptions, severities, self.scenario.seed, photographs)
+        else:
+            levels = self.severities or (usual if found.layout.severities else (None,))
+            title = found.path.name if found.spec is None else found.spec.name
+            domains = [
+                Domain(name or title, read(domain=name, severity=severity), severity)
+                for name in self.domains or (None,)
+                for severity in levels
+            ]
+        check_size(model.classifier, domains[0].images.size)
+        return Stream(domains, self.scenario, clean=clean, prefetch=self.prefetch)
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """What to evaluate, on what, under which protocol, and where the record goes."""
+
+    choice: MethodChoice
+    stream: StreamChoice
+    out: Path
+    protocol: str = "N-O-SF"
+    epochs: int | None = None  # of multi-pass protocols
+
+
+def run_evaluate(job: EvaluateJob, console: Console) -> None:
+    """Do the job, unless its record is there."""
+    protocol = get_protocol(job.protocol)
+    choice = dataclasses.replace(job.choice, source_free=protocol.source == "free").completed()
+    stream = job.stream.build(choice.model)
+    settings = _settings(job, choice, stream)
+    if _is_there(job.out, settings):
+        console.print(f"{job.out} is there: nothing to do", markup=False)
+        return
+    check = partial(check_protocol, protocol=protocol)
+    adapter = choice.adapter(console, lambda: choice.infer(console, check))
+    check(adapter)
+    job.out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
+    with image_progress(console, "{task.fields[error]:.2f} % error") as progress:
+        task = progress.add_task(f"{adapter.name} under {protocol.name}", total=len(stream), error=0.0)
+
+        def show(outcome: Outcome) -> None:
+            progress.update(task, completed=outcome.samples, error=outcome.error)
+
+        notes = {"data": job.stream.data, "settings": settings}
+        record = evaluate(adapter, stream, protocol, epochs=job.epochs, progress=show, notes=notes)
+    record.save(job.out)
+    for domain, found in record.domain_error.items():
+        console.print(f"{domain}: {found['error']:.2f} % error of {found['samples']} samples", markup=False)
+    console.print(
+        f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {adapter.name} under {protocol.name}",
+        markup=False,
+    )
+
+
+def _settings(job: EvaluateJob, choice: MethodChoice, stream: Stream) -> dict[str, Any]:
+    """Name all that the record depends on."""
+    described = stream.describe()
+    return plain_settings(
+        {
+            **choice.settings(),
+            "protocol": job.protocol,
+            "epochs": job.epochs,
+            **described["scenario"],
+            "domains": list(stream.domains),
+            "data": text_hash([domain["data"] for domain in described["domains"]]),
+        }
+    )
+
+
+def _is_there(out: Path, settings: dict[str, Any]) -> bool:
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file")
+    if not out.exists():
+        return False
+    try:
+        there = Record.load(out).provenance["settings"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} is a file of something else: choose another --out") from error
+    check_same_settings(out, there, settings)
+    return True
