@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ttac.files import replacing
 
 PROGRESS = "progress.pt"
 
@@ -62,6 +66,16 @@ def alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Give settings as a JSON file keeps them; torch would not load the command line's own number types.
+
+    >>> plain_settings({"size": (32, 32)})
+    {'size': [32, 32]}
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
+
+
 def check_same_settings(out: Path, there: dict[str, Any], now: dict[str, Any]) -> None:
     """Raise an error that names what differs between the settings a folder was begun with and those of now.
 
@@ -72,6 +86,42 @@ def check_same_settings(out: Path, there: dict[str, Any], now: dict[str, Any]) -
     differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
     if differing:
         raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")
+
+
+def is_complete(out: Path, result: str, settings: dict[str, Any], there: Callable[[], dict[str, Any]]) -> bool:
+    """Tell whether `out` holds the file that a job writes last; raise an error where it is not of these settings.
+
+    `there` reads the settings that the result came from.
+    """
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    if not (out / result).exists():
+        return False
+    try:
+        found = there()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} holds a {result} of something else: choose another --out") from error
+    check_same_settings(out, found, settings)
+    (out / PROGRESS).unlink(missing_ok=True)
+    return True
+
+
+def is_recorded(out: Path, record: str, kind: str, settings: dict[str, Any]) -> bool:
+    """Tell whether `out` holds the JSON record that a job writes last, of the format `kind`; see `is_complete`."""
+
+    def there() -> dict[str, Any]:
+        content = json.loads((out / record).read_text())
+        if content["format"] != kind:
+            raise ValueError(f"expected the format {kind}")
+        return dict(content["settings"])
+
+    return is_complete(out, record, settings, there)
+
+
+def save_progress(out: Path, content: dict[str, Any]) -> None:
+    """Write a checkpoint, atomically; `content` has the settings among it."""
+    with replacing(out / PROGRESS) as draft:
+        torch.save(content, draft)
 
 
 def saved_progress(
@@ -98,3 +148,22 @@ def saved_progress(
         raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
     check_same_settings(out, there, settings)
     return saved
+
+
+def begin(out: Path, settings: dict[str, Any], results: Sequence[str]) -> None:
+    """Note the settings of a job whose files say themselves how far they are; see `saved_progress`."""
+    if saved_progress(out, settings, results, lambda content: None) is None:
+        save_progress(out, {"settings": settings})
+
+
+def image_progress(console: Console, note: str) -> Progress:
+    """Show how many images are done, a note that the task's fields fill in, and the time left."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(note),
+        TimeRemainingColumn(),
+        console=console,
+        speed_estimate_period=3600.0,  # a batch may take minutes
+    )

@@ -1,4 +1,4 @@
-"""The only place with a backward pass and an optimiser."""
+"""The only place where a model is adapted: backward pass, optimiser and mixed precision."""
 
 from __future__ import annotations
 

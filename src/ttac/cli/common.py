@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import sys
 from argparse import HelpFormatter
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import PositiveInt
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ttac.source.weights import LoadedModel
+
+Job = TypeVar("Job")
 
 
 def new_parser(description: str) -> ArgumentParser:
@@ -53,6 +58,25 @@ def add_image_arguments(parser: ArgumentParser) -> None:
     add("--classes", type=Path, metavar="FILE", help="class names, one a line (default: the model's)")
 
 
+def add_data_argument(parser: ArgumentParser) -> None:
+    """Add what names a labelled data set."""
+    parser.add_argument(
+        "--data",
+        type=str,
+        required=True,
+        metavar="NAME|PATH",
+        help="data set of `ttac data list`, folder of images or arrays, or NAME=PATH for a data set that is elsewhere",
+    )
+
+
+def add_part_arguments(parser: ArgumentParser) -> None:
+    """Add what names a labelled data set, and how much of it is used."""
+    add_data_argument(parser)
+    add = parser.add_argument
+    add("--split", type=str, default="test", metavar="NAME", help="part of the data set (default: %(default)s)")
+    add("--samples", type=PositiveInt, metavar="N", help="the first N images alone (default: all)")
+
+
 def let_own_networks_be_imported(arch: str | None) -> None:
     """Look for modules in the current folder, where users keep their networks and console scripts do not look."""
     if ":" in (arch or ""):
@@ -78,3 +102,17 @@ def load_chosen_model(chosen: Namespace) -> LoadedModel:
     if chosen.get("classes") is not None:
         description = dataclasses.replace(description, classes=read_class_names(chosen.classes))
     return dataclasses.replace(loaded, description=description)
+
+
+def run_job(run: Callable[[Job, Console], None], job: Job) -> int:
+    """Run a job that ends cleanly on a signal, and give the exit code."""
+    from rich.console import Console
+
+    from ttac.jobs import StoppedError
+
+    try:
+        run(job, Console(soft_wrap=True))
+    except StoppedError as stop:
+        sys.stderr.write(f"{stop}\n")
+        return 128 + stop.signum
+    return 0

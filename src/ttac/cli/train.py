@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
-from ttac.cli.common import let_own_networks_be_imported, new_parser, read_class_names
+from ttac.cli.common import add_data_argument, let_own_networks_be_imported, new_parser, read_class_names, run_job
 
 if TYPE_CHECKING:
     from ttac.source.objectives import Objective
@@ -20,14 +19,8 @@ if TYPE_CHECKING:
 def train_parser() -> ArgumentParser:
     """Describe `ttac train`."""
     parser = new_parser("Train a source model into a bundle; the same command goes on after a stop, bit for bit.")
+    add_data_argument(parser)
     add = parser.add_argument
-    add(
-        "--data",
-        type=str,
-        required=True,
-        metavar="FOLDER|digits",
-        help="images in one subfolder a class, or {train,test}_{images,labels}.npy, or scikit-learn's digits",
-    )
     add("--out", type=Path, required=True, metavar="BUNDLE", help="folder for the trained model")
     add("--arch", type=str, metavar="NAME", help="network: of ttac, timm, torchvision, or module:callable")
     add("--init", type=str, metavar="BUNDLE|FILE|NAME", help="model to start from; its arch is the default")
@@ -53,7 +46,7 @@ def train_parser() -> ArgumentParser:
     add("--no-flip", action="store_true", help="a mirrored image is not of its class")
     add("--seed", type=NonNegativeInt, default=0, metavar="N", help="of everything random (default: %(default)s)")
     add("--val", type=NonNegativeFloat, metavar="SHARE", help="validate on it (default: the data's test part, or 0.1)")
-    add("--val-data", type=str, metavar="FOLDER", help="validate on data of their own")
+    add("--val-data", type=str, metavar="NAME|PATH", help="validate on data of their own")
     add("--size", type=PositiveInt, metavar="N", help="side to resize and crop image files to (default: as they are)")
     add("--classes", type=Path, metavar="FILE", help="class names, one a line (default: the subfolders)")
     add("--mean", type=float, nargs="+", metavar="X", help="pixel mean by channel (default: of the training images)")
@@ -79,9 +72,6 @@ def train_parser() -> ArgumentParser:
 
 def train_command(chosen: Namespace) -> int:
     """Train a source model."""
-    from rich.console import Console
-
-    from ttac.jobs import StoppedError
     from ttac.source.job import TrainJob, run_train
     from ttac.source.train import Recipe
 
@@ -113,12 +103,7 @@ def train_command(chosen: Namespace) -> int:
         amp=chosen.amp,
         checkpoint_every=float(chosen.checkpoint_every),
     )
-    try:
-        run_train(job, Console(soft_wrap=True))
-    except StoppedError as stop:
-        sys.stderr.write(f"{stop}\n")
-        return 128 + stop.signum
-    return 0
+    return run_job(run_train, job)
 
 
 def parse_settings(objective: str, pairs: Sequence[str]) -> tuple[Objective, dict[str, int]]:
