@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from ttac.data import array_file
-from ttac.data.array_file import ArrayFile, check_space, save_array, save_labels
+from ttac.data.array_file import ArrayFile, check_space, has_labels, save_array, save_labels
 from ttac.jobs import StoppedError
 
 SHAPE = (10, 4, 3)
+SETTINGS = {"seed": 0}
 WHOLE = np.random.default_rng(0).integers(0, 256, SHAPE, np.uint8)
 
 
@@ -41,14 +42,14 @@ def path(tmp_path: Path) -> Path:
 
 def leave_after(rows: int, path: Path) -> None:
     """Write some rows that count, and end."""
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         while file.rows < rows:
             file.append(WHOLE[file.rows : file.rows + 1])
         file.sync()
 
 
 def test_the_file_is_what_numpy_saves(path: Path) -> None:
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         file.fill(three_rows)
     assert path.read_bytes() == saved_by_numpy(path.parent.parent)
     assert list(path.parent.iterdir()) == [path]
@@ -57,7 +58,7 @@ def test_the_file_is_what_numpy_saves(path: Path) -> None:
 
 
 def test_the_name_is_not_there_before_the_last_row(path: Path) -> None:
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         while not file.whole:
             assert not path.exists()
             file.append(three_rows(file.rows))
@@ -69,7 +70,7 @@ def test_the_name_is_not_there_before_the_last_row(path: Path) -> None:
 
 def test_rows_go_on_behind_those_that_count(path: Path) -> None:
     leave_after(4, path)
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 4
         assert np.array_equal(file.read(1, 9), WHOLE[1:4])
         file.fill(three_rows)
@@ -81,21 +82,21 @@ def test_a_torn_tail_is_cut_off(path: Path) -> None:
     leave_after(4, path)
     with array_file.part_of(path).open("ab") as part:
         part.write(b"\xff" * 17)  # a whole row and half of one that were never counted
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 4
         file.fill(three_rows)
     assert np.array_equal(np.load(path), WHOLE)
 
 
 def test_rows_that_nobody_counted_do_not_count(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         file.append(WHOLE[:3])
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 0
         file.append(WHOLE[:2])
         monkeypatch.setattr(array_file, "SYNC_SECONDS", 0.0)
         file.append(WHOLE[2:3])
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 3
 
 
@@ -112,18 +113,32 @@ def begin_differently(path: Path) -> None:
     part.write_bytes(b"x" + part.read_bytes()[1:])
 
 
+def note_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.rows")
+
+
 def count_with(text: str) -> Any:
-    return lambda path: path.with_name(f".{path.name}.rows").write_text(text)
+    return lambda path: note_of(path).write_text(note_of(path).read_text().replace("4", text, 1))
+
+
+def lose_the_settings(path: Path) -> None:
+    note_of(path).write_text("4\n")
 
 
 @pytest.mark.parametrize(
     "damage",
-    [lose_the_part, shorten_the_part, begin_differently, *map(count_with, ("", "four", "-1", "11", "4.0", "99"))],
+    [
+        lose_the_part,
+        shorten_the_part,
+        begin_differently,
+        lose_the_settings,
+        *map(count_with, ("", "four", "-1", "11", "4.0", "99")),
+    ],
 )
 def test_what_is_damaged_is_written_again(damage: Any, path: Path) -> None:
     leave_after(4, path)
     damage(path)
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 0
         file.fill(three_rows)
     assert np.array_equal(np.load(path), WHOLE)
@@ -131,16 +146,29 @@ def test_what_is_damaged_is_written_again(damage: Any, path: Path) -> None:
 
 def test_a_part_of_another_shape_is_written_again(path: Path) -> None:
     leave_after(4, path)
-    with ArrayFile(path, (9, 4, 3)) as file:
+    with ArrayFile(path, (9, 4, 3), SETTINGS) as file:
         assert file.rows == 0
 
 
+def test_rows_of_other_settings_are_written_again(path: Path) -> None:
+    leave_after(4, path)
+    other = {"seed": 1}
+    with ArrayFile(path, SHAPE, other) as file:
+        assert file.rows == 0
+        file.append(255 - WHOLE[:5])
+    # Rows of the others are on disk that nobody counted, and what was counted before is gone.
+    assert [ArrayFile(path, SHAPE, given).rows for given in (SETTINGS, other)] == [0, 0]
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
+        file.fill(three_rows)
+    assert np.array_equal(np.load(path), WHOLE)
+
+
 def test_a_whole_file_is_left_alone_and_another_is_refused(path: Path) -> None:
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         file.fill(three_rows)
     before = path.stat().st_ino, path.stat().st_mtime_ns
-    path.with_name(f".{path.name}.rows").write_text("10\n")  # as after a death between rename and removal
-    with ArrayFile(path, SHAPE) as file:
+    note_of(path).write_text("10\n")  # as after a death between rename and removal
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.whole
         file.fill(lambda start: pytest.fail("it was written again"))
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == before
@@ -148,7 +176,7 @@ def test_a_whole_file_is_left_alone_and_another_is_refused(path: Path) -> None:
     for content in (path.read_bytes()[:-1], b"something else"):
         path.write_bytes(content)
         with pytest.raises(ValueError, match="is not an array of uint8"):
-            ArrayFile(path, SHAPE)
+            ArrayFile(path, SHAPE, SETTINGS)
         assert path.read_bytes() == content
 
 
@@ -159,14 +187,15 @@ def test_a_noted_signal_ends_after_the_rows_and_they_count(path: Path) -> None:
         noted.extend([signal.SIGTERM] * (start == 3))
         return three_rows(start)
 
-    with ArrayFile(path, SHAPE) as file, pytest.raises(StoppedError, match="stopped after 6 of 10 images") as stop:
+    stopped = pytest.raises(StoppedError, match="stopped after 6 of 10 images")
+    with ArrayFile(path, SHAPE, SETTINGS) as file, stopped as stop:
         file.fill(produce, noted)
     assert stop.value.signum == signal.SIGTERM
-    assert ArrayFile(path, SHAPE).rows == 6
+    assert ArrayFile(path, SHAPE, SETTINGS).rows == 6
 
 
 def test_rows_that_do_not_fit_are_refused(path: Path) -> None:
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         for rows in (WHOLE.astype(np.int16), WHOLE[:, :3], np.concatenate([WHOLE, WHOLE])):
             with pytest.raises(ValueError, match="do not fit behind 0 of uint8"):
                 file.append(rows)
@@ -181,12 +210,12 @@ def test_a_full_disk_is_said_and_what_is_there_is_kept(place: str, path: Path, m
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with ArrayFile(path, SHAPE) as file, monkeypatch.context() as patched:
+    with ArrayFile(path, SHAPE, SETTINGS) as file, monkeypatch.context() as patched:
         patched.setattr(*((os, "fsync", full) if place == "fsync" else (file, "_write", full)))
         said = r"rows \(No space left on device\): 0.0 MiB are missing, .* are free. What is there is kept"
         with pytest.raises(OSError, match=said):
             file.fill(three_rows)
-    with ArrayFile(path, SHAPE) as file:
+    with ArrayFile(path, SHAPE, SETTINGS) as file:
         assert file.rows == 4
         file.fill(three_rows)
     assert path.read_bytes() == saved_by_numpy(path.parent.parent)
@@ -200,7 +229,7 @@ import numpy as np
 from ttac.data.array_file import ArrayFile
 
 def write():
-    with ArrayFile(Path(disk, "a.npy"), (64, 16384)) as file:
+    with ArrayFile(Path(disk, "a.npy"), (64, 16384), {}) as file:
         print(file.rows)
         file.fill(lambda start: np.full((4, 16384), start, np.uint8))
 
@@ -262,5 +291,9 @@ def test_labels_are_bytes_while_they_fit(tmp_path: Path) -> None:
         labels = np.load(tmp_path / "labels.npy")
         assert labels.dtype == kind
         assert np.array_equal(labels, np.arange(classes))
+        assert has_labels(tmp_path / "labels.npy", torch.arange(classes), classes)
+        with pytest.raises(ValueError, match=r"labels.npy does not hold the labels: delete it, and the same command"):
+            has_labels(tmp_path / "labels.npy", torch.arange(classes).flip(0), classes)
+    assert not has_labels(tmp_path / "none.npy", torch.arange(3), 3)
     save_array(tmp_path / "odd.name", WHOLE)
     assert {path.name for path in tmp_path.iterdir()} == {"labels.npy", "odd.name"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 import torch
 from scipy import stats
@@ -159,9 +160,62 @@ def test_frozen_images_are_in_the_ball(eps: float, tiny_classifier: Classifier) 
     lengths = (changed.double() - clean.double() / 255).flatten(1).norm(dim=1)
     assert 0.95 * eps < float(lengths.max()) <= eps * (1 + 1e-6)
     moved = (freeze(changed, clean, options).double() - clean.double()).flatten(1)
-    assert bool((moved.norm(dim=1) / 255 <= lengths).all())
-    assert float(moved.norm(dim=1).max()) / 255 > 0.5 * eps or eps < 0.2  # a level is much of a small ball
-    assert bool((moved.abs() <= 255 * (changed.double() - clean / 255).abs().flatten(1) + 1e-4).all())
+    assert bool((moved.norm(dim=1) / 255 <= eps).all())
+    assert float(moved.norm(dim=1).max()) / 255 > 0.95 * eps
+    asked = (255 * changed.double() - clean).flatten(1)
+    assert bool(((moved - asked).abs() < 1 + 1e-4).all())
+    assert bool((moved * asked >= 0).all())
+
+
+@pytest.mark.parametrize(("side", "kept"), [(32, 0.95), (224, 0.6)])
+@pytest.mark.parametrize("eps", [0.5, 0.2, 3.0])
+def test_freezing_in_l2_uses_the_ball_and_keeps_the_direction(side: int, kept: float, eps: float) -> None:
+    random = torch.Generator().manual_seed(2)
+    clean = torch.randint(40, 216, (3, 3, side, side), generator=random).byte()
+    direction = torch.randn(clean.shape, generator=random)
+    asked = eps * direction / direction.flatten(1).norm(dim=1).view(-1, 1, 1, 1)
+    frozen = freeze(clean / 255 + asked, clean, PGDOptions("l2", eps, 0.1))
+    moved = (frozen.double() - clean.double()).flatten(1)
+    length = moved.norm(dim=1) / 255
+    assert bool((length <= eps).all())
+    assert bool((length > 0.98 * eps).all())
+    if eps >= 0.5:
+        assert bool((F.cosine_similarity(moved, asked.double().flatten(1)) > kept).all())
+
+
+def test_freezing_in_l2_raises_what_lost_most_as_far_as_the_ball_goes() -> None:
+    random = torch.Generator().manual_seed(3)
+    clean = random_images(20, side=4)
+    for eps in (1 / 255, 3 / 255, 0.03, 0.1, 0.4):
+        asked = torch.randn(clean.shape, generator=random, dtype=torch.float64).mul(eps / 5)
+        changed = (clean.double() / 255 + asked).clamp(0, 1)
+        frozen = freeze(changed, clean, PGDOptions("l2", eps, 0.1))
+        for image, centre, result in zip(changed.flatten(1), clean.flatten(1), frozen.flatten(1), strict=True):
+            np.testing.assert_array_equal(result.numpy(), naive_freeze_in_l2(image.tolist(), centre.tolist(), eps))
+
+
+def naive_freeze_in_l2(changed: list[float], clean: list[int], eps: float) -> list[int]:
+    """One image, value by value."""
+    moved = [255 * value - centre for value, centre in zip(changed, clean, strict=True)]
+    far = math.sqrt(sum(value**2 for value in moved))
+    sizes = [abs(value) * min(1, 255 * eps / far) for value in moved]
+    levels = [int(size) for size in sizes]
+    for place in sorted(range(len(sizes)), key=lambda place: levels[place] - sizes[place]):
+        raised = sum(level**2 for level in levels) + 2 * levels[place] + 1
+        if math.sqrt(raised) / 255 > eps or sizes[place] - levels[place] < 1e-3:
+            break
+        levels[place] += 1
+    return [centre + (level if move > 0 else -level) for centre, level, move in zip(clean, levels, moved, strict=True)]
+
+
+def test_freezing_in_l2_leaves_equal_images_and_draws_far_ones_in() -> None:
+    clean = torch.arange(256).byte().view(2, 2, 8, 8)
+    assert torch.equal(freeze(clean.float() / 255, clean, L2), clean)  # in single precision 255 (k / 255) is not k
+    assert freeze(clean[:0].float() / 255, clean[:0], L2).shape == (0, 2, 8, 8)
+    far = freeze(torch.ones(2, 2, 8, 8), clean, L2).double() - clean.double()
+    length = far.flatten(1).norm(dim=1) / 255
+    assert bool(((0.98 * L2.eps < length) & (length <= L2.eps)).all())
+    assert float(far.min()) >= 0
 
 
 def test_rounding_takes_the_nearest_level_in_reach() -> None:
@@ -239,7 +293,9 @@ def test_an_overflowing_model_leaves_images_where_they_are() -> None:
         ({"step": -0.1}, "step must be positive"),
         ({"step": math.inf}, "step must be positive"),
         ({"steps": 0}, "steps must be at least 1"),
+        ({"eps": 8.0}, r"eps is of pixels in \[0, 1\], not 8: did you mean 8/255\?"),
         ({"seed": -1}, "the seed must not be negative"),
+        ({"seed": 10**26}, r"the seed must be below 2\^64"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change: dict[str, object], message: str) -> None:

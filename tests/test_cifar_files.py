@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import struct
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from ttac.data.sets import find_data, read_data
+from ttac.data.sets import find_data, pickles, read_data
 from ttac.data.sets.pickles import load_plain
 from ttac.data.sets.specs import SPECS
 
@@ -161,6 +162,9 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     refused(folder, r"data_batch_3 holds no uint8 images \[N, 3072\]")
     batch.write_bytes(as_python_2(data[:4], [0, 1, 3, 2], "fine_labels"))
     refused(folder, r"data_batch_3 holds no whole numbers under 'labels'")
+    for labels_list in ([0, [1, 2], 3, 4], [0, 1, 2, True], [0, 1, 2, 10**30]):
+        batch.write_bytes(pickle.dumps({"data": data[:4], "labels": labels_list}))
+        refused(folder, r"data_batch_3 holds no whole numbers under 'labels'")
     batch.write_bytes(pickle.dumps([1, 2]))
     refused(folder, r"data_batch_3 holds no uint8 images")
     batch.unlink()
@@ -216,3 +220,105 @@ def test_nothing_but_arrays_and_plain_values_comes_out(opcodes: bytes, tmp_path:
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     (tmp_path / "array").write_bytes(pickle.dumps(array, protocol=2))  # the next file is read as ever
     assert np.array_equal(load_plain(tmp_path / "array"), array)
+
+
+class Made:
+    """Pickles as a call and a state that is set thereafter."""
+
+    def __init__(self, *reduced: Any) -> None:
+        self.reduced = reduced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.reduced
+
+
+RECONSTRUCT, EMPTY, _ = np.zeros(1, np.uint8).__reduce__()
+OCTETS = np.dtype("u1")
+FIELDS = (3, "|", None, ("a",), {"a": (np.dtype("u1"), 0)}, 8, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        np.array([None]),
+        np.zeros(2, "f8"),
+        np.zeros(2, [("a", "u1")]),
+        np.dtype("O"),
+        Made(np.dtype, ("u8", False, True), FIELDS),  # real, it would now have whatever fields the file says
+        Made(np.dtype, ("u8", False, True), (3, "O", None, None, None, -1, -1, 0)),
+        Made(np.dtype, ("<>u8", False, True)),
+        Made(RECONSTRUCT, EMPTY),  # never filled
+        Made(RECONSTRUCT, EMPTY, (1, (2,), OCTETS, False, b"abc")),
+        Made(RECONSTRUCT, EMPTY, (1, (-1,), OCTETS, False, b"")),
+        Made(RECONSTRUCT, EMPTY, (1, (True,), OCTETS, False, b"a")),
+        Made(RECONSTRUCT, EMPTY, (1, [1], OCTETS, False, b"a")),
+        Made(RECONSTRUCT, EMPTY, (1, (0, 2**62, 2**62), OCTETS, False, b"")),
+        Made(RECONSTRUCT, EMPTY, (1, (1,), "u1", False, b"a")),
+        Made(RECONSTRUCT, EMPTY, (1, (1,), OCTETS, False, [0])),
+    ],
+)
+def test_arrays_are_of_whole_numbers_and_whole(forged: object, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(pickle.dumps({"data": forged}, protocol=4))
+    with pytest.raises(ValueError, match="file is damaged or not what its name says"):
+        load_plain(tmp_path / "file")
+
+
+@pytest.mark.parametrize("code", ["|u1", "|i1", "<i2", ">i4", "<u8", ">i8"])
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_arrays_of_all_byte_orders_are_read(code: str, protocol: int, tmp_path: Path) -> None:
+    array = np.arange(6).astype(code).reshape(2, 3)
+    for value in (array, np.asfortranarray(array)):
+        dumped = pickle.dumps({"array": value}, protocol=protocol)
+        older = dumped.replace(b"numpy._core.", b"numpy.core.")
+        for version in (dumped, older) if protocol == 2 else (dumped,):  # protocol 4 has the lengths of the names
+            (tmp_path / "file").write_bytes(version)
+            loaded = load_plain(tmp_path / "file")["array"]
+            assert loaded.dtype == array.dtype
+            assert np.array_equal(loaded, value)
+
+
+SAME_TEXT = b"c_codecs\nencode\nq\x00(X\x10\x27\x00\x00" + 10_000 * b"a" + b"X\x06\x00\x00\x00latin1tq\x01R"
+
+
+@pytest.mark.parametrize(
+    "opcodes",
+    [
+        b"Nr\x00\x00\x20\x00.",  # a place 2**21 in the memo, and so a list of that length
+        b"Np2097152\n.",
+        b"](" + SAME_TEXT + 500 * b"h\x00h\x01R" + b"e.",
+        b"](N" + 100 * b"2" + b"e.",  # an opcode that no pickle needs
+        b"\x96\x00\x00\x00\x01\x00\x00\x00\x00.",  # 16 million bytes, none of which are there
+    ],
+)
+def test_small_files_take_little_memory(opcodes: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\x80\x02" + opcodes)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="file is damaged or not what its name says"):
+            load_plain(tmp_path / "file")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_lists_within_lists_are_no_labels(tmp_path: Path) -> None:
+    folder, labels = write_python(tmp_path / "files", "cifar10"), [0, 1]
+    for _ in range(20):  # a megabyte times eight as an array, and a few bytes as a pickle
+        labels = [labels, labels]  # type: ignore[list-item]
+    (folder / "test_batch").write_bytes(pickle.dumps({"data": content("cifar10", "test")[0], "labels": labels}))
+    tracemalloc.start()
+    try:
+        refused(folder, r"test_batch holds no whole numbers under 'labels'", "test")
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+
+
+def test_large_files_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_bytes(pickle.dumps([0] * 100))
+    monkeypatch.setattr(pickles, "MAX_STEPS", 90)
+    with pytest.raises(ValueError, match=r"file is damaged .*more than 90 values"):
+        load_plain(tmp_path / "file")
+    monkeypatch.setattr(pickles, "MAX_BYTES", 90)
+    with pytest.raises(ValueError, match=r"file has \d+ bytes, at most 90 are read"):
+        load_plain(tmp_path / "file")

@@ -217,6 +217,50 @@ def test_a_complete_folder_is_left_alone_and_other_settings_are_refused(
     assert contents(world / "out") == before
 
 
+def test_hidden_rows_of_other_settings_are_not_gone_on_with(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        at_call(2, partial(signal.raise_signal, signal.SIGTERM), patched)
+        assert main(command(world, "out")) == 128 + signal.SIGTERM
+    for path in (world / "out").glob("[!.]*"):  # as `rm out/*` does
+        path.unlink()
+    assert (world / "out/.images.npy.part").exists()
+    capsys.readouterr()
+    assert main(command(world, "out", "--seed", "1")) == 0
+    assert "going on" not in capsys.readouterr().out
+    assert main(command(world, "whole", "--seed", "1")) == 0
+    assert same_results(world / "out", world / "whole")
+
+
+@pytest.mark.parametrize("name", ["images.npy", "labels.npy"])
+def test_a_record_does_not_hide_what_is_missing_or_damaged(
+    name: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(world, "out")) == 0
+    assert main(command(world, "whole")) == 0
+    damaged = world / "out" / name
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    assert_refused(command(world, "out"), world / "out", "delete it, and the same command writes it again", capsys)
+    assert_refused(command(world, "out"), world / "out", f"{damaged} ", capsys)
+    damaged.unlink()
+    assert main(command(world, "out")) == 0
+    assert "nothing to do" not in capsys.readouterr().out
+    assert same_results(world / "out", world / "whole")
+
+
+def test_another_order_of_classes_is_another_run(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    network, digits = ResNet(8, 10, channels=1, width=4), tuple(map(str, range(10)))
+    for file, names in (("a", digits), ("b", digits[::-1])):
+        described = ModelDescription("resnet8", 10, 1, size=(32, 32), classes=names, arch_options={"width": 4})
+        save_model(world / f"{file}.safetensors", network, described)
+    given = "--data", "digits", "--samples", "2", "--steps", "1"
+    assert main(command(world, "out", *given, "--model", f"{world}/a.safetensors")) == 0
+    backwards = command(world, "out", *given, "--model", f"{world}/b.safetensors")
+    assert_refused(backwards, world / "out", f"{world}/out is of another run (labels: ", capsys)
+
+
 def test_results_of_something_else_are_not_overwritten(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = "holds images.npy, labels.npy of something else: choose another --out"
     assert_refused(command(world, "."), world, message, capsys)

@@ -145,7 +145,7 @@ def test_a_killed_process_goes_on_bit_for_bit(world: Path, capsys: pytest.Captur
     )
     run_until_killed(preparation, command(world, "parts"))
     assert sorted(arrays(world / "parts")) == ["gaussian_noise.npy", "labels.npy"]
-    assert (world / "parts/.contrast.npy.rows").read_text() == "16\n"
+    assert (world / "parts/.contrast.npy.rows").read_text().split()[0] == "16"
     assert main(command(world, "parts")) == 0
     assert "going on after 56 images" in capsys.readouterr().out
     assert arrays(world / "parts") == arrays(world / "whole")
@@ -193,6 +193,73 @@ def test_other_settings_are_refused_and_nothing_changes(
     ):
         refusal = f"{world}/out is of another run ({message}"
         assert_refused(command(world, "out", name, value), world / "out", refusal, capsys)
+
+
+def test_hidden_rows_of_other_settings_are_not_gone_on_with(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patched:
+        at_call(5, partial(signal.raise_signal, signal.SIGTERM), patched)
+        assert main(command(world, "out")) == 128 + signal.SIGTERM
+    for path in (world / "out").glob("[!.]*"):  # as `rm out/*` does
+        path.unlink()
+    assert (world / "out/.gaussian_noise.npy.part").exists()
+    capsys.readouterr()
+    assert main(command(world, "out", "--seed", "1")) == 0
+    assert "going on" not in capsys.readouterr().out
+    assert main(command(world, "whole", "--seed", "1")) == 0
+    assert contents(world / "out").keys() == contents(world / "whole").keys()
+    assert arrays(world / "out") == arrays(world / "whole")
+
+
+@pytest.mark.parametrize("name", ["contrast.npy", "labels.npy"])
+def test_a_record_does_not_hide_what_is_missing_or_damaged(
+    name: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(world, "out")) == 0
+    before, damaged = arrays(world / "out"), world / "out" / name
+    damaged.write_bytes(before[name][:-1])
+    again = command(world, "out", "--corruptions", "gaussian_noise")  # the record lists the other as well
+    assert_refused(again, world / "out", "delete it, and the same command writes it again", capsys)
+    assert_refused(again, world / "out", f"{damaged} ", capsys)
+    damaged.unlink()
+    assert main(again) == 0
+    assert "nothing to do" not in capsys.readouterr().out
+    assert arrays(world / "out") == before
+    assert main(again) == 0
+    assert "is complete: nothing to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("chosen", ["contrast", "fog"])
+def test_files_that_the_record_does_not_list_are_not_adopted(
+    chosen: str, world: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(world, "out", "--corruptions", "contrast")) == 0
+    (world / "out/fog.npy").write_bytes((world / "out/contrast.npy").read_bytes())
+    message = "holds fog.npy of something else: choose another --out"
+    assert_refused(command(world, "out", "--corruptions", chosen), world / "out", message, capsys)
+    (world / "out/fog.npy").unlink()
+    record = world / "out/record.json"
+    record.write_text(record.read_text().replace("contrast.npy", "../fog.npy"))
+    message = "holds a record.json of something else"
+    assert_refused(command(world, "out", "--corruptions", chosen), world / "out", message, capsys)
+
+
+def test_what_an_interrupted_addition_has_written_is_kept(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert main(command(world, "whole")) == 0
+    assert main(command(world, "out", "--corruptions", "contrast")) == 0
+    more = "contrast brightness gaussian_noise"
+    with monkeypatch.context() as patched:
+        at_call(20, partial(signal.raise_signal, signal.SIGTERM), patched)
+        assert main(command(world, "out", "--corruptions", more)) == 128 + signal.SIGTERM
+    assert (world / "out/brightness.npy").exists()
+    assert not (world / "out/gaussian_noise.npy").exists()
+    assert main(command(world, "out", "--corruptions", "contrast")) == 0
+    assert json.loads((world / "out/record.json").read_text())["files"] == ["brightness.npy", "contrast.npy"]
+    assert main(command(world, "out", "--corruptions", more)) == 0
+    there = arrays(world / "out")
+    assert {name: there[name] for name in arrays(world / "whole")} == arrays(world / "whole")
+    assert not (world / "out/progress.pt").exists()
 
 
 @pytest.mark.parametrize("name", ["fog.npy", "labels.npy", "record.json", "progress.pt"])
@@ -245,7 +312,8 @@ def test_a_disk_that_fills_up(world: Path, monkeypatch: pytest.MonkeyPatch, caps
         (("--data", "{world}/empty"), "no image in"),
         (("--data", "{world}/small"), "too small to corrupt"),
         (("--data", "{world}/damaged"), "images.npy is not a readable array"),
-        (("--corruptions", "rain"), "unknown corruption 'rain'; known: gaussian_noise, "),
+        (("--corruptions", "rain"), "unknown corruption: 'rain'; "),
+        (("--size", "64"), "is of 32 x 32: --size is for image files alone"),
         (("--samples", "9"), "9 images are wanted, and there are 8"),
         (("--device", "nowhere"), "device 'nowhere' cannot be used"),
         (("--frost", "{world}/nowhere"), "nowhere lacks frost1.png"),

@@ -162,12 +162,63 @@ def test_without_network_the_steps_by_hand_are_told_and_work(web: Web, ttac: Run
     assert ttac("check", "cifar10", "--root", str(tmp_path / "root")).code == 0
 
 
+def test_the_steps_by_hand_can_be_pasted(web: Web, ttac: Run, tmp_path: Path) -> None:
+    web.files.clear()
+    one, two = SPECS["cifar10"].files
+    SPECS["cifar10"] = replace(SPECS["cifar10"], files=(one, replace(two, optional=False)))
+    error = ttac("fetch", "cifar10", "--root", str(tmp_path / "my data")).error
+    assert f"put them into {tmp_path / 'my data/cifar10'}" in error
+    assert f"ttac data fetch cifar10 --root '{tmp_path / 'my data'}'    checks and unpacks them" in error
+    (tmp_path / "my data/cifar10/other").mkdir()  # unpacked already
+    error = ttac("fetch", "cifar10", "--root", str(tmp_path / "my data")).error
+    assert f"put it into {tmp_path / 'my data/cifar10'}" in error
+
+
+def test_what_is_not_whole_is_not_said_to_be_in(web: Web, ttac: Run, tmp_path: Path) -> None:
+    ttac("fetch", "cifar10")
+    place = tmp_path / "root/cifar10/cifar-10-batches-bin"
+    (place / "data_batch_3.bin").unlink()
+    (place / "data_batch_2.bin").write_bytes(records()[:3073])
+    again = ttac("fetch", "cifar10")
+    assert (again.code, "cifar10 is in" in again.out) == (1, False)
+    assert "missing data_batch_3.bin" in again.out
+    assert f"cifar10 is not whole: delete {place} and fetch again" in again.out
+    assert f"parts are missing or damaged: delete {place} and fetch again" in ttac("check", "cifar10").out
+    for path in place.iterdir():
+        path.unlink()
+    empty = ttac("fetch", "cifar10")
+    assert (empty.code, f"cifar10 is not whole: delete {place} and fetch again" in empty.out) == (1, True)
+    place.rmdir()
+    assert ttac("fetch", "cifar10").code == 0
+
+
+def test_no_more_than_need_be_is_to_be_deleted(ttac: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTAC_DATA", str(tmp_path))
+    monkeypatch.setitem(SPECS, "visda-c", replace(SPECS["visda-c"], counts={"train": 1, "validation": 1, "test": 1}))
+    for split in ("train", "validation"):
+        (tmp_path / "visda-c" / split / "bus").mkdir(parents=True)
+        Image.new("RGB", (8, 8)).save(tmp_path / "visda-c" / split / "bus/a.png")
+    (tmp_path / "visda-c/validation/bus/a.png").write_bytes(b"")
+    assert ttac("check", "visda-c").out.endswith(f": delete {tmp_path / 'visda-c/validation'} and fetch again")
+    Image.new("RGB", (8, 8)).save(tmp_path / "visda-c/validation/bus/a.png")
+    (tmp_path / "visda-c/test/trunk00").mkdir(parents=True)
+    Image.new("RGB", (8, 8)).save(tmp_path / "visda-c/test/trunk00/a.png")
+    assert "damaged. The labels of test.tar are apart: put" in ttac("check", "visda-c").out
+    fetched = ttac("fetch", "visda-c")
+    assert (fetched.code, "visda-c is in" in fetched.out, "put https" in fetched.out) == (0, True, True)
+    shutil.rmtree(tmp_path / "visda-c/validation")
+    assert ttac("check", "visda-c").out.endswith("or damaged: fetch again")
+    elsewhere = ttac("check", f"visda-c={tmp_path / 'visda-c'}", "--root", str(tmp_path / "other"))
+    assert "fetch again" not in elsewhere.out
+
+
 def test_mirrors_come_first(web: Web, ttac: Run, tmp_path: Path) -> None:
     mirrors = ("--mirror", f"{web.address}/gone", "--mirror", f"{web.address}/mirror/")
     web.errors = [404]
     assert ttac("fetch", "cifar10", *mirrors).code == 0
     assert [path for path, _ in web.asked] == ["/gone/small.tar.gz", "/mirror/small.tar.gz"]
     assert "--mirror wants an address with http" in ttac("fetch", "cifar10", "--mirror", str(tmp_path)).error
+    assert "without ? and #" in ttac("fetch", "cifar10", "--mirror", f"{web.address}/mirror?x=1").error
 
 
 def test_an_archive_of_another_kind_leaves_nothing(web: Web, ttac: Run, tmp_path: Path) -> None:

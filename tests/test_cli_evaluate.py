@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -193,7 +194,7 @@ def test_multi_pass_protocols_take_epochs(world: Path, tmp_path: Path, capsys: p
     assert evaluate(world, tmp_path / "a.json", *more, "--protocol", "N-M-SF") == 0
     assert Record.load(tmp_path / "a.json").provenance["epochs"] == 2
     assert evaluate(world, tmp_path / "b.json", *more) == 2
-    assert "epochs belong to the multi-pass protocols" in capsys.readouterr().err
+    assert "--epochs belongs to the multi-pass protocols" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -201,11 +202,10 @@ def test_multi_pass_protocols_take_epochs(world: Path, tmp_path: Path, capsys: p
     [
         (["--data", "nowhere"], "no folder nowhere"),
         (["--protocol", "N-O"], "unknown protocol 'N-O'"),
-        (["--scenario", "double"], "sequence must be one of single, continual, gradual, mixed"),
         (["--order", "correlated"], "concentration belong together"),
         (["--imbalance", "0.5"], "imbalance factor must be at least 1"),
         (["--samples", "1001"], "digits has 1000 samples, and 1001 are asked for"),
-        (["--corruption", "fogg"], "unknown corruption 'fogg'"),
+        (["--corruption", "fogg"], "unknown corruption: 'fogg'; did you mean fog?"),
         (["--corruption", "fog", "--severity", "6"], "severity must be one of 1 to 5, not 6"),
         (["--corruption", "fog", "snow"], "of one domain, not 2: choose continual"),
         (["--corruption", "fog", "--domain", "fog"], "not both"),
@@ -245,6 +245,27 @@ def test_classes_that_cannot_be_matched_are_refused(
     digits = ["--data", "digits", "--method", "test", "--out", f"{tmp_path}/no.json"]
     assert main(["evaluate", "--model", f"{tmp_path}/three.safetensors", *digits]) == 2
     assert "the data have 10 classes, the model has 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("data", ["{world}/photos", "digits"])
+def test_another_order_of_classes_is_another_run(
+    data: str, world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names, model = (DIGITS, "digits.safetensors") if data == "digits" else (NAMES, "nameless.safetensors")
+    network = load_model(f"{world}/{model}")
+    for file, order in (("a", names), ("b", names[::-1])):
+        named = dataclasses.replace(network.description, classes=order)
+        save_model(tmp_path / f"{file}.safetensors", network.classifier.model, named)
+
+    def run(model: str) -> int:
+        common = ["--method", "test", "--data", data.format(world=world), "--out", f"{tmp_path}/record.json"]
+        return main(["evaluate", "--model", f"{tmp_path}/{model}.safetensors", *common])
+
+    assert run("a") == 0
+    assert run("a") == 0
+    assert "is there: nothing to do" in capsys.readouterr().out
+    assert run("b") == 2
+    assert "is of another run (" in capsys.readouterr().err
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from PIL import Image
 
 from ttac.cli import main
 from ttac.data.sets import find_data, image_files, read_data
+from ttac.data.sets.check import check_data
 from ttac.data.sets.specs import SPECS
 
 COUNT = 6  # images at each severity
@@ -61,7 +64,7 @@ def test_a_severity_of_cifar_c_is_a_fifth_of_its_array(corrupted: Path) -> None:
 def test_what_is_wrong_with_cifar_c_is_said(corrupted: Path) -> None:
     name = f"cifar10-c={corrupted}"
     for options, message in (
-        ({"severity": 5}, r"unknown corruption in .*: ''; known: fog, snow"),
+        ({"severity": 5}, "cifar10-c is corrupted already: name one of its domains"),
         ({"domain": "frog", "severity": 5}, "did you mean fog"),
         ({"domain": "fog"}, "cifar10-c has the severities 1, 2, 3, 4, 5: choose one"),
         ({"domain": "fog", "severity": 6}, "choose one"),
@@ -74,7 +77,9 @@ def test_what_is_wrong_with_cifar_c_is_said(corrupted: Path) -> None:
     with pytest.raises(ValueError, match=r"fog.npy is not a readable array"):
         read_data(name, domain="fog", severity=1)
     for array, message in (
-        (pixels(5 * COUNT - 5), rf"labels are .*expected {5 * COUNT - 5} integers"),
+        (pixels(5 * COUNT - 5), rf"labels.npy has uint8 .*expected {5 * COUNT - 5} integers"),
+        (pixels(5 * COUNT).astype(float), r"CIFAR-10-C/fog.npy has float64 .*expected uint8 \[N, H, W, C\]"),
+        (pixels(5 * COUNT)[:, :0], r"CIFAR-10-C/fog.npy has uint8 .*expected uint8 \[N, H, W, C\]"),
         (pixels(5 * COUNT, side=16), r"fog.npy has images \(16, 16, 3\), cifar10-c \(32, 32, 3\)"),
     ):
         np.save(corrupted / "fog.npy", array)
@@ -139,6 +144,46 @@ def test_pairs_of_arrays_are_one_part(tmp_path: Path) -> None:
         read_data(str(tmp_path), domain="fog")
     with pytest.raises(ValueError, match=r"does not hold cifar10-c: expected labels.npy and one .npy for each"):
         read_data(f"cifar10-c={tmp_path}", domain="fog", severity=1)
+
+
+@pytest.mark.parametrize(
+    "shape", ["True", "(True, 32, 32, 3)", "(-1, 32, 32, 3)", "(2**63, 2)", f"({2**63 - 1}, 2)", f"({10**23},)"]
+)
+def test_forged_arrays_are_named(shape: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.zeros(4, np.int64))
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}}}".encode().ljust(117) + b"\n"
+    (tmp_path / "images.npy").write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + header + bytes(3072))
+    with pytest.raises(ValueError, match=r"[/\\]images.npy "):
+        read_data(str(tmp_path))
+    (tmp_path / "images.npy").write_bytes(b"PK\x03\x04 and no archive")
+    with pytest.raises(ValueError, match=r"images.npy is not a readable array"):
+        read_data(str(tmp_path))
+
+
+@pytest.mark.parametrize("label", [10**6, 10**12, 2**63 - 1, np.timedelta64(1, "s")])
+def test_labels_are_no_absurd_number_of_classes(label: int | np.timedelta64, tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", pixels())
+    np.save(tmp_path / "labels.npy", np.array([label] * COUNT))
+    with pytest.raises(ValueError, match=r"labels.npy has (the label \d+, which must be below 1000000|timedelta64)"):
+        read_data(str(tmp_path))
+
+
+def test_arrays_of_a_name_are_counted(tmp_path: Path) -> None:
+    np.save(tmp_path / "images.npy", pixels())
+    np.save(tmp_path / "labels.npy", np.arange(COUNT))
+    with pytest.raises(ValueError, match=r"does not hold cifar10-jpg: expected \{train,test\}_\{images,labels\}.npy"):
+        read_data(f"cifar10-jpg={tmp_path}", split="test")
+    np.save(tmp_path / "test_images.npy", pixels())
+    np.save(tmp_path / "test_labels.npy", np.arange(COUNT))
+    with pytest.raises(ValueError, match=rf"test_images.npy has {COUNT} images, cifar10-jpg has 10000"):
+        read_data(f"cifar10-jpg={tmp_path}", split="test")
+
+
+def test_digits_are_missing_without_scikit_learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    findings = list(check_data(find_data("digits"), tmp_path))
+    assert [(found.name, found.state) for found in findings] == [("train", "missing"), ("test", "missing")]
+    assert all("pip install 'ttac[demo]'" in found.detail for found in findings)
 
 
 @pytest.mark.parametrize("group", ["", "noise"])

@@ -50,6 +50,14 @@ def test_what_breaks_off_is_gone_on_with(web: Web, tmp_path: Path) -> None:
     assert [asked for _, asked in web.asked] == [None, "bytes=100000-", "bytes=150000-"]
 
 
+def test_connections_that_are_reset_get_on(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK", 2**20)
+    body = BODY * 6
+    web.files[NAME], web.resets = body, 300_000
+    assert bring(web, tmp_path, file=remote(web, len(body), body)).read_bytes() == body
+    assert len(web.asked) >= 7
+
+
 def test_the_part_of_an_earlier_process_is_gone_on_with(web: Web, tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.part").write_bytes(BODY[:1000])
     assert bring(web, tmp_path).read_bytes() == BODY
@@ -101,6 +109,75 @@ def test_a_wrong_sum_is_told_and_nothing_is_left(web: Web, tmp_path: Path) -> No
     with pytest.raises(DownloadError, match=f"has the md5 {hashlib.md5(BODY).hexdigest()}, expected {right}"):
         bring(web, tmp_path, file=remote(web, body=other))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stale_part_is_not_blamed_on_the_server(web: Web, tmp_path: Path) -> None:
+    (tmp_path / f"{NAME}.part").write_bytes(b"?" * 1000)
+    assert bring(web, tmp_path).read_bytes() == BODY
+    assert [asked for _, asked in web.asked] == ["bytes=1000-", None]
+    (tmp_path / f"{NAME}.part").write_bytes(b"?" * 1000)
+    with pytest.raises(DownloadError, match="has the md5"):
+        bring(web, tmp_path, file=remote(web, body=b"?" + BODY[1:]))
+    assert len(web.asked) == 4  # once again, and no more
+
+
+@pytest.mark.parametrize("knows_if_range", [True, False])
+def test_two_versions_are_not_mixed_where_no_sum_is_published(
+    web: Web, tmp_path: Path, knows_if_range: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ATTEMPTS", 2)
+    file = RemoteFile(f"{web.address}/{NAME}", len(BODY))
+    web.tag, web.knows_if_range, web.breaks = '"one"', knows_if_range, [100_000, 0, 0]
+    with pytest.raises(DownloadError, match="broke off"):
+        bring(web, tmp_path, file=file)
+    web.breaks = [50_000]  # the same version is gone on with
+    assert bring(web, tmp_path, file=file).read_bytes() == BODY
+    assert [asked for _, asked in web.asked][-2:] == ["bytes=100000-", "bytes=150000-"]
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    web.breaks = [100_000, 0, 0]
+    with pytest.raises(DownloadError, match="broke off"):
+        bring(web, tmp_path, file=file)
+    web.files[NAME], web.tag = BODY[::-1], '"two"'
+    assert bring(web, tmp_path, file=file).read_bytes() == BODY[::-1]
+
+
+def test_weak_tags_are_no_versions(web: Web, tmp_path: Path) -> None:
+    web.tag, web.breaks = 'W/"one"', [100_000]
+    assert bring(web, tmp_path, file=RemoteFile(f"{web.address}/{NAME}", len(BODY))).read_bytes() == BODY
+    assert web.asked[-1] == (f"/{NAME}", "bytes=100000-")
+
+
+def test_more_than_the_file_is_thrown_away(web: Web, tmp_path: Path) -> None:
+    web.length, web.files[NAME] = "", BODY + b"more"
+    with pytest.raises(DownloadError, match="it sent more than 307200 bytes"):
+        bring(web, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("answer", ["204 No Content", "200 OK\r\nContent-Length: 0", "200 OK"])
+def test_an_empty_answer_is_no_file(web: Web, tmp_path: Path, answer: str) -> None:
+    web.raw = f"HTTP/1.0 {answer}\r\n\r\n".encode()
+    with pytest.raises(DownloadError, match=r"204 No Content, which is not the file|it sent an empty file"):
+        bring(web, tmp_path, file=RemoteFile(f"{web.address}/{NAME}"))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("length", ["\u00b2\u00b3", "9" * 5000, "-1", "many"])
+def test_a_length_that_is_no_number_is_not_counted_on(web: Web, tmp_path: Path, length: str) -> None:
+    web.length = length
+    assert bring(web, tmp_path).read_bytes() == BODY
+
+
+def test_failures_are_one_line(web: Web, tmp_path: Path) -> None:
+    web.redirects = {"/loop": f"{web.address}/loop"}
+    with pytest.raises(DownloadError, match="infinite loop") as loop:
+        bring(web, tmp_path, f"{web.address}/loop")
+    web.raw = b"\x1b[31mgarbage" * 500 + b"\r\n\r\n"
+    with pytest.raises(DownloadError, match="garbage") as garbage:
+        bring(web, tmp_path)
+    for failure in (loop, garbage):
+        assert str(failure.value).isprintable()
+        assert len(str(failure.value)) < 400
 
 
 def test_a_page_in_its_place_is_refused_by_its_size(web: Web, tmp_path: Path) -> None:

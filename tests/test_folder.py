@@ -199,3 +199,10 @@ def test_labels_follow_the_class_names_where_there_are_any() -> None:
 def test_subfolders_that_are_no_classes(files: list[str], classes: list[str] | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         labels_by_subfolder(files, 2, classes)
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    for name in ("a/1.png", ".ipynb_checkpoints/2.png", "a/._1.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (2, 2)).save(tmp_path / name)
+    assert list_images(tmp_path) == ["a/1.png"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from PIL import Image
 
 from ttac.data import labelled
 from ttac.data.labelled import LabelledImages, from_tensors
-from ttac.data.sets import find_data, read_data
+from ttac.data.sets import find_data, image_files, read_data
 
 COUNT = 12
 
@@ -114,6 +115,40 @@ def test_other_pixels_or_labels_have_another_fingerprint(pixels: torch.Tensor, t
     assert len(prints) == 3
     folder = save_folder(tmp_path / "images", pixels)
     assert read(str(folder)).fingerprint != read(str(folder), size=(6, 6)).fingerprint
+    assert read(str(folder)).fingerprint == read(str(folder), classes=("a", "b", "c")).fingerprint
+    assert read(str(folder)).fingerprint != read(str(folder), classes=("b", "a", "c")).fingerprint
+
+
+def test_labels_of_a_list_are_part_of_the_fingerprint(pixels: torch.Tensor, tmp_path: Path) -> None:
+    folder = save_folder(tmp_path, pixels)
+    prints = []
+    for labels in ((0, 1), (1, 0), (0, 1)):
+        (folder / "image_list.txt").write_text(
+            "".join(f"a/0{3 * row}.png {label}\n" for row, label in enumerate(labels))
+        )
+        prints.append(read(str(folder)).fingerprint)
+    assert prints[0] == prints[2] != prints[1]
+    assert len({read(str(folder), classes=names).fingerprint for names in (("a", "b"), ("b", "a"))}) == 2
+
+
+@pytest.mark.parametrize("hashed", [True, False])
+def test_changed_files_of_the_same_size_have_another_fingerprint(
+    hashed: bool, pixels: torch.Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a").mkdir()
+    path = tmp_path / "a/0.bmp"
+    if not hashed:
+        monkeypatch.setattr(image_files, "HASHED_BYTES", 100)
+    found = []
+    for image in pixels[:2]:
+        Image.fromarray(image.permute(1, 2, 0).numpy()).save(path)
+        if hashed:
+            os.utime(path, ns=(0, 0))
+        found.append((path.stat().st_size, read(str(tmp_path)).fingerprint))
+    assert found[0][0] == found[1][0]
+    assert found[0][1] != found[1][1]
+    os.utime(path, ns=(5, 5))
+    assert (read(str(tmp_path)).fingerprint == found[1][1]) is hashed  # contents alone count where they are hashed
 
 
 def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
@@ -126,7 +161,7 @@ def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
     with pytest.raises(ValueError, match="expected 12 integers"):
         read(str(arrays))
     np.save(arrays / "train_images.npy", np.zeros((5, 8, 8, 3)))
-    with pytest.raises(ValueError, match=r"train_images are float64 .* expected uint8"):
+    with pytest.raises(ValueError, match=r"train_images.npy has float64 .* expected uint8"):
         read(str(arrays))
     (arrays / "train_images.npy").write_bytes(b"\x93NUMPY no array")
     with pytest.raises(ValueError, match=r"train_images.npy is not a readable array"):
@@ -148,3 +183,29 @@ def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
     (folder / "a/99.png").rename(folder / "99.png")
     with pytest.raises(ValueError, match="put the images of each class into a subfolder"):
         read(str(folder)).in_memory()
+
+
+def test_class_folders_without_an_image_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
+    folder = save_folder(tmp_path / "images", pixels)
+    (folder / "empty").mkdir()
+    (folder / ".hidden").mkdir()
+    with pytest.raises(ValueError, match="no image is read from empty: remove empty folders"):
+        read(str(folder))
+    assert len(read(str(folder), classes=("a", "b", "c", "empty"))) == COUNT
+    (folder / "empty").rmdir()
+    (folder / "linked").symlink_to(folder / "a")
+    with pytest.raises(ValueError, match="no image is read from linked"):
+        read(str(folder))
+
+
+def test_a_list_may_have_a_mark_and_empty_lines_and_nothing_else_is_read_as_one(
+    tmp_path: Path, pixels: torch.Tensor
+) -> None:
+    folder = save_folder(tmp_path / "images", pixels)
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*.png"))]
+    (folder / "image_list.txt").write_text("\ufeff" + "\n\n".join(f"{name} 1" for name in names) + "\n\n")
+    assert read(str(folder)).labels.tolist() == [1] * COUNT
+    for content in (b"ustar\0" + bytes(5000), b"x" * 5000):
+        (folder / "image_list.txt").write_bytes(content)
+        with pytest.raises(ValueError, match=r"image_list.txt is neither a folder nor a list"):
+            read(str(folder))

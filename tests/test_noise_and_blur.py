@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from references import noise_and_blur as reference
 from references.images import natural_images
-from ttac.data.corruptions import Corruption, blur
+from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption, blur, filters
 from ttac.data.corruptions.constants import constants
 from ttac.data.corruptions.draws import Draws
 from ttac.data.corruptions.filters import clipped_zoom, gaussian_filter, motion_blur_along
@@ -164,6 +165,37 @@ def test_motion_blur_reads_along_the_angle_and_cuts_faint_taps_alone() -> None:
     torch.testing.assert_close(blurred.sum((1, 2, 3)), torch.ones(3))
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_motion_blur_of_a_large_image_reads_it_in_parts(channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    image = torch.rand(1, channels, 1024, 1024, generator=torch.Generator().manual_seed(0))
+    sizes, bag = [], filters.F.embedding_bag
+
+    def noted(read: Tensor, pixels: Tensor, mode: str, per_sample_weights: Tensor) -> Tensor:
+        sizes.append(max(read.numel(), per_sample_weights.untyped_storage().nbytes() // 4))
+        return bag(read, pixels, mode=mode, per_sample_weights=per_sample_weights)
+
+    monkeypatch.setattr(filters.F, "embedding_bag", noted)
+    results = []
+    for limit in (filters._READ_AT_ONCE, 100_000, 1 << 40):
+        monkeypatch.setattr(filters, "_READ_AT_ONCE", limit)
+        sizes.clear()
+        results.append(motion_blur_along(image, 10, 8, torch.tensor([20.0])))
+        assert max(sizes) <= limit
+    assert results[0].equal(results[2])
+    assert results[1].equal(results[2])
+
+
+@pytest.mark.parametrize(("count", "size"), [(3, (13, 7)), (5, (7, 13))])
+def test_motion_blur_is_the_same_however_it_is_split(
+    count: int, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images, angles = torch.rand(count, 3, *size), torch.linspace(-45, 45, count)
+    whole = motion_blur_along(images, 3, 2, angles)
+    for limit in (0, 200, 7 * 91, 7 * 91 * 2):  # less than a row, some rows, one image and two
+        monkeypatch.setattr(filters, "_READ_AT_ONCE", limit)
+        assert motion_blur_along(images, 3, 2, angles).equal(whole)
+
+
 @pytest.mark.parametrize(("name", "severity"), [("gaussian_noise", 1), ("gaussian_noise", 5), ("speckle_noise", 5)])
 def test_additive_noise_is_normal(name: str, severity: int) -> None:
     deviation = constants(name, severity, 32)[0]
@@ -251,8 +283,10 @@ def test_index_seed_and_severity_change_the_draws(name: str) -> None:
     image = to_tensor(natural_images(1, 32, 32))
     first = Corruption(name, 3, seed=0)(image, torch.tensor([5]))
     assert first.equal(Corruption(name, 3, seed=0)(image, torch.tensor([5])))
-    for seed, severity, index in ((0, 3, 6), (1, 3, 5), (0, 4, 5)):
-        assert not first.equal(Corruption(name, severity, seed)(image, torch.tensor([index])))
+    strength = constants(name, 3, 32)  # at every severity, so that nothing but the draws differs
+    for seed, severity, index in ((0, 3, 6), (1, 3, 5), (0, 1, 5), (0, 5, 5)):
+        assert not first.equal(Corruption(name, severity, seed, strength=strength)(image, torch.tensor([index])))
+    assert first.equal(Corruption(name, 3, seed=0, strength=strength)(image, torch.tensor([5])))
 
 
 def test_draws_of_calls_purposes_seeds_and_samples_are_independent() -> None:
@@ -262,6 +296,65 @@ def test_draws_of_calls_purposes_seeds_and_samples_are_independent() -> None:
         rows += [draws.normal(4000), draws.normal(4000)]
     correlation = torch.corrcoef(torch.cat(rows)).fill_diagonal_(0)
     assert correlation.abs().max() < 5 / math.sqrt(4000)
+
+
+def test_every_bit_of_the_seed_and_of_the_purpose_counts() -> None:
+    for seed in (2**63 + 1, 2**64 - 1):
+        ours, other = (Draws(number, "a", torch.tensor([9]), CPU).uniform(8) for number in (seed, seed - 1))
+        assert not ours.equal(other)
+        words = np.frombuffer(hashlib.sha256(b"a").digest()[:16], "<u8").astype(object)
+        counter, key = int(words[0]) << 128 | int(words[1]) << 192, 9 << 64 | seed
+        philox = np.random.Generator(np.random.Philox(counter=counter, key=key))
+        np.testing.assert_array_equal(ours[0].numpy(), philox.random(8, dtype=np.float32))
+
+
+def test_seeds_and_indices_out_of_range_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"the seed must be below 2\^64: 18446744073709551616"):
+        Corruption("fog", seed=2**64)
+    with pytest.raises(ValueError, match="the seed must not be negative: -1"):
+        Corruption("fog", seed=-1)
+    images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="the index of a sample must not be negative: -3"):
+        Corruption("gaussian_noise")(images, torch.tensor([4, -3]))
+
+
+@pytest.mark.parametrize("name", [*CORRUPTIONS, *EXTRA])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_no_images_are_no_images_still(name: str, channels: int) -> None:
+    images = torch.zeros(2, channels, 32, 32, dtype=torch.uint8)
+    for severity in (1, 5):
+        none = Corruption(name, severity)(images[:0], torch.arange(0))
+        assert none.shape == (0, channels, 32, 32)
+        assert none.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("name", [*CORRUPTIONS, *EXTRA])
+def test_a_strength_that_makes_no_sense_is_refused(name: str) -> None:
+    image, number = to_tensor(natural_images(1, 32, 32)), len(constants(name, 1, 32))
+    for wrong in (-0.1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"{name} has constants that are finite and not negative"):
+            Corruption(name, strength=(wrong,) * number)
+    with pytest.raises(ValueError, match=f"{name} has {number} constants, not {number + 1}"):
+        Corruption(name, strength=(1.0,) * (number + 1))
+    for odd in (0.0, 1e30):
+        try:
+            assert Corruption(name, strength=(odd,) * number)(image, torch.arange(1)).shape == image.shape
+        except ValueError as error:
+            assert str(error).startswith(f"{name} ")  # noqa: PT017 (some constants take any value)
+
+
+@pytest.mark.parametrize(
+    ("name", "strength"),
+    [("pixelate", (0.0,)), ("shot_noise", (0.0,)), ("motion_blur", (6.0, 0.0)), ("fog", (1.0, 0.0))],
+)
+def test_a_strength_that_cannot_be_applied_is_named(name: str, strength: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"{name} .*of the strength \({strength[0]}"):
+        Corruption(name, strength=strength)(to_tensor(natural_images(1, 32, 32)), torch.arange(1))
+
+
+def test_a_name_that_is_nearly_right_is_suggested() -> None:
+    with pytest.raises(ValueError, match=r"unknown corruption: 'motionblur'; did you mean motion_blur"):
+        Corruption("motionblur")
 
 
 def test_draws_are_uniform_and_normal() -> None:

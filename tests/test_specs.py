@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from ttac.data.corruptions import CORRUPTIONS, EXTRA
-from ttac.data.sets import data_root
+from ttac.data.sets import data_root, find_data
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import SPECS, get_spec
 from ttac.methods.registry import methods
@@ -93,3 +93,13 @@ def test_the_root_is_told_or_in_the_environment_or_in_the_cache(monkeypatch: pyt
     monkeypatch.setenv("TTAC_DATA", "/data")
     assert data_root() == Path("/data")
     assert data_root(Path("told")) == Path("told")
+
+
+def test_the_home_folder_is_known_wherever_a_path_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("TTAC_DATA", "~/data")
+    assert data_root() == tmp_path / "data"
+    assert data_root(Path("~/other")) == tmp_path / "other"
+    for data in ("~/arrays", "cifar10-jpg=~/arrays"):
+        with pytest.raises(FileNotFoundError, match=f"no folder {tmp_path}/arrays"):
+            find_data(data)

@@ -17,7 +17,7 @@ from torch import Tensor
 from references import weather_and_digital as reference
 from references.images import cut, natural_images
 from references.statistics import pixel_statistics
-from ttac.data.corruptions import Corruption, digital, spatter, weather
+from ttac.data.corruptions import Corruption, digital, frost, spatter, weather
 from ttac.data.corruptions.constants import constants
 from ttac.data.corruptions.crystals import frost_textures
 from ttac.data.corruptions.frost import PHOTOGRAPHS, FrostPhotographs
@@ -244,8 +244,10 @@ def test_a_sample_has_its_own_draws_whatever_the_batch(name: str, shape: tuple[i
 def test_index_seed_and_severity_change_the_draws(name: str) -> None:
     image = to_tensor(natural_images(1, 32, 32))
     first = Corruption(name, 3, seed=0)(image, torch.tensor([5]))
-    for seed, severity, index in ((0, 3, 6), (1, 3, 5), (0, 4, 5)):
-        assert not first.equal(Corruption(name, severity, seed)(image, torch.tensor([index])))
+    strength = constants(name, 3, 32)  # at every severity, so that nothing but the draws differs
+    for seed, severity, index in ((0, 3, 6), (1, 3, 5), (0, 1, 5), (0, 5, 5)):
+        assert not first.equal(Corruption(name, severity, seed, strength=strength)(image, torch.tensor([index])))
+    assert first.equal(Corruption(name, 3, seed=0, strength=strength)(image, torch.tensor([5])))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -315,6 +317,14 @@ def test_frost_is_a_random_crop_of_the_first_five_photographs(photographs: Path,
             (last - first) * 2 / (side - 1), torch.full((60,), float(step)).double(), atol=0.2, rtol=0
         )
         assert len(first.round().unique()) > 20
+
+
+def test_photographs_are_scaled_once_for_sizes_that_take_turns(photographs: Path) -> None:
+    corruption = Corruption("frost", photographs=FrostPhotographs.read(photographs))
+    frost._scaled.cache_clear()
+    for side in (32, 40, 48, 64) * 3:
+        corruption(torch.zeros(1, 3, side, side, dtype=torch.uint8), torch.arange(1))
+    assert frost._scaled.cache_info().misses == 4
 
 
 def test_photographs_are_known_by_their_content(photographs: Path) -> None:

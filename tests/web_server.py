@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +25,11 @@ class Web:
     wrong_ranges: bool = False  # answers with another part than was asked for
     breaks: list[int] = field(default_factory=list)  # bytes after which one answer each breaks off
     errors: list[int] = field(default_factory=list)  # codes of the next answers
+    resets: int | None = None  # bytes after which every answer is reset
+    tag: str | None = None  # ETag of all files
+    knows_if_range: bool = True
+    length: str | None = None  # Content-Length, if not the true one; empty: none
+    raw: bytes | None = None  # all of the answer
     asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
 
 
@@ -37,7 +46,9 @@ def serving(**content: bytes) -> Iterator[Web]:
             wanted = self.headers.get("Range")
             web.asked.append((path, wanted))
             name = path.rpartition("/")[2]
-            if web.errors:
+            if web.raw is not None:
+                self.wfile.write(web.raw)
+            elif web.errors:
                 self.send_error(web.errors.pop(0))
             elif path in web.redirects:
                 self.send_response(302)
@@ -49,6 +60,8 @@ def serving(**content: bytes) -> Iterator[Web]:
                 self.send_error(404)
 
         def send(self, body: bytes, wanted: str | None) -> None:
+            if web.knows_if_range and self.headers.get("If-Range", web.tag) != web.tag:
+                wanted = None
             match = re.fullmatch(r"bytes=(\d+)-", wanted or "")
             start = 0 if match is None else int(match[1])
             if start >= len(body) > 0:
@@ -58,9 +71,19 @@ def serving(**content: bytes) -> Iterator[Web]:
             if match is not None:
                 shown = 0 if web.wrong_ranges else start
                 self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
-            self.send_header("Content-Length", str(len(body) - start))
+            if web.tag is not None:
+                self.send_header("ETag", web.tag)
+            length = str(len(body) - start) if web.length is None else web.length
+            if length:
+                self.send_header("Content-Length", length)
             self.end_headers()
             rest = body[start:]
+            if web.resets is not None:
+                self.wfile.write(rest[: web.resets])
+                time.sleep(0.05)  # a reset takes back what is on its way
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                os.close(self.connection.detach())
+                return
             self.wfile.write(rest[: web.breaks.pop(0)] if web.breaks else rest)
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -81,6 +81,11 @@ class EvaluateJob:
     protocol: str = "N-O-SF"
     epochs: int | None = None  # of multi-pass protocols
 
+    def __post_init__(self) -> None:
+        """Refuse epochs of a single pass, before statistics are inferred for it."""
+        if self.epochs is not None and get_protocol(self.protocol).passes == "one":
+            raise ValueError(f"{self.protocol} reads every sample once: --epochs belongs to the multi-pass protocols")
+
 
 def run_evaluate(job: EvaluateJob, console: Console) -> None:
     """Do the job, unless its record is there."""
@@ -103,9 +108,9 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
 
         notes = {"data": job.stream.data, "settings": settings}
         record = evaluate(adapter, stream, protocol, epochs=job.epochs, progress=show, notes=notes)
-    record.save(job.out)
-    for domain, found in record.domain_error.items():
+    for domain, found in record.domain_error.items():  # before they are saved, as a disk may be full
         console.print(f"{domain}: {found['error']:.2f} % error of {found['samples']} samples", markup=False)
+    record.save(job.out)
     console.print(
         f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {adapter.name} under {protocol.name}",
         markup=False,
@@ -115,6 +120,7 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
 def _settings(job: EvaluateJob, choice: MethodChoice, stream: Stream) -> dict[str, Any]:
     """Name all that the record depends on."""
     described = stream.describe()
+    names = choice.model.description.classes
     return plain_settings(
         {
             **choice.settings(),
@@ -123,6 +129,8 @@ def _settings(job: EvaluateJob, choice: MethodChoice, stream: Stream) -> dict[st
             **described["scenario"],
             "domains": list(stream.domains),
             "data": text_hash([domain["data"] for domain in described["domains"]]),
+            # The labels of a named data set are put into the order of these.
+            "classes": None if names is None else text_hash([ascii(name) for name in names]),
         }
     )
 

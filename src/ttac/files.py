@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -28,6 +29,10 @@ def replacing(path: Path | str) -> Iterator[Path]:
             os.fsync(written.fileno())
         draft.chmod(0o666 & ~_umask())  # safetensors keeps its files from everybody else
         draft.replace(path)
+    except OSError as error:
+        if error.errno == errno.ENOSPC and error.filename is None:  # a write does not say of which file
+            raise OSError(errno.ENOSPC, "no space left on the disk for", str(path)) from error
+        raise
     finally:
         draft.unlink(missing_ok=True)
 

@@ -93,35 +93,49 @@ def is_complete(out: Path, result: str, settings: dict[str, Any], there: Callabl
 
     `there` reads the settings that the result came from.
     """
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    if not (out / result).exists():
+    found = _result(out, result, there)
+    if found is None:
         return False
-    try:
-        found = there()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} holds a {result} of something else: choose another --out") from error
     check_same_settings(out, found, settings)
     (out / PROGRESS).unlink(missing_ok=True)
     return True
 
 
-def is_recorded(out: Path, record: str, kind: str, settings: dict[str, Any]) -> bool:
-    """Tell whether `out` holds the JSON record that a job writes last, of the format `kind`; see `is_complete`."""
+def read_record(out: Path, record: str, kind: str, settings: dict[str, Any]) -> dict[str, Any] | None:
+    """Read the JSON record in `out` of the format `kind`, None where there is none.
+
+    Raises an error where it is not of these settings. The record vouches for the files that it lists, and whoever
+    reads it finds out whether they are whole; other files may be of a job that adds to them, so its progress stays.
+    """
 
     def there() -> dict[str, Any]:
-        content = json.loads((out / record).read_text())
+        content = dict(json.loads((out / record).read_text()))
         if content["format"] != kind:
             raise ValueError(f"expected the format {kind}")
-        return dict(content["settings"])
+        return {**content, "settings": dict(content["settings"])}
 
-    return is_complete(out, record, settings, there)
+    found = _result(out, record, there)
+    if found is not None:
+        check_same_settings(out, found["settings"], settings)
+    return found
+
+
+def _result(out: Path, result: str, there: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+    if out.exists() and not out.is_dir():
+        raise ValueError(f"--out {out} is a file; name a folder")
+    if not (out / result).exists():
+        return None
+    try:
+        return there()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} holds a {result} of something else: choose another --out") from error
 
 
 def save_progress(out: Path, content: dict[str, Any]) -> None:
     """Write a checkpoint, atomically; `content` has the settings among it."""
-    with replacing(out / PROGRESS) as draft:
-        torch.save(content, draft)
+    # Through a file of Python's, which says that a disk is full where torch's own raises something else.
+    with replacing(out / PROGRESS) as draft, draft.open("wb") as file:
+        torch.save(content, file)
 
 
 def saved_progress(

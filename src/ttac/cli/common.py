@@ -63,9 +63,10 @@ def add_data_argument(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--data",
         type=str,
-        required=True,
+        default="digits",
         metavar="NAME|PATH",
-        help="data set of `ttac data list`, folder of images or arrays, or NAME=PATH for a data set that is elsewhere",
+        help="data set of `ttac data list`, folder of images or arrays, or NAME=PATH for a data set that is elsewhere "
+        "(default: %(default)s, which come with scikit-learn)",
     )
 
 

@@ -134,7 +134,7 @@ def fetch_command(chosen: Namespace) -> int:
     from ttac.data.sets.specs import get_spec
 
     try:
-        fetch(
+        whole = fetch(
             get_spec(chosen.name),
             data_root(chosen.root),
             Console(),
@@ -145,7 +145,7 @@ def fetch_command(chosen: Namespace) -> int:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted; the same command goes on from there\n")
         return 130
-    return 0
+    return 0 if whole else 1
 
 
 def check_command(chosen: Namespace) -> int:
@@ -154,6 +154,7 @@ def check_command(chosen: Namespace) -> int:
 
     from ttac.data.sets import data_root, find_data
     from ttac.data.sets.check import check_data
+    from ttac.data.sets.fetch import repair
     from ttac.data.sets.specs import SPECS, get_spec
 
     name = chosen.name.partition("=")[0]
@@ -170,11 +171,14 @@ def check_command(chosen: Namespace) -> int:
         return 1
     console = Console(soft_wrap=True)
     console.print(f"{name} in {found.path}", markup=False)
-    states = []
+    findings = []
     for finding in check_data(found, root / name):
         console.print(f"{finding.state:10} {finding.name}: {finding.detail}", markup=False, highlight=False)
-        states.append(finding.state)
-    wrong = sum(state in ("missing", "damaged") for state in states)
-    result = f"not whole: {wrong} of {len(states)} parts are missing or damaged" if wrong else "whole"
+        findings.append(finding)
+    wrong = [finding for finding in findings if finding.state in ("missing", "damaged")]
+    if wrong:
+        result = f"not whole: {len(wrong)} of {len(findings)} parts are missing or damaged{repair(found, root, wrong)}"
+    else:
+        result = "whole"
     console.print(f"{name} is {result}", markup=False)
     return 1 if wrong else 0

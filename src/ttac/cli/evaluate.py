@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from ttac.cli.adapt import add_method_arguments, parse_options
-from ttac.cli.common import add_model_arguments, load_chosen_model, new_parser, run_job
+from ttac.cli.common import add_data_argument, add_model_arguments, load_chosen_model, new_parser, run_job
 from ttac.cli.corrupt import corruption_names
 
 
@@ -27,8 +28,8 @@ def evaluate_parser() -> ArgumentParser:
 
 
 def _add_data_arguments(parser: ArgumentParser) -> None:
+    add_data_argument(parser)
     add = parser.add_argument
-    add("--data", type=str, required=True, metavar="NAME|FOLDER", help="labelled images: a data set that ttac knows")
     add("--split", type=str, default="test", metavar="NAME", help="part of the data set (default: %(default)s)")
     names = "some by name, standard (fifteen) or all (nineteen)"
     add("--corruption", type=str, nargs="+", default=[], metavar="NAME", help=f"corrupt the images: {names}")
@@ -44,14 +45,14 @@ def _add_scenario_arguments(parser: ArgumentParser) -> None:
     add = parser.add_argument
     add(
         "--scenario",
-        type=str,
+        type=Literal["single", "continual", "gradual", "mixed"],
         default="single",
         metavar="NAME",
         help="which domain comes when: single, continual, gradual or mixed (default: %(default)s)",
     )
     add(
         "--order",
-        type=str,
+        type=Literal["shuffled", "given", "correlated"],
         default="shuffled",
         metavar="NAME",
         help="of a domain's samples: shuffled, given or correlated (default: %(default)s)",

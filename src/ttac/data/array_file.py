@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ttac.files import replacing
+from ttac.files import replacing, text_hash
 from ttac.jobs import StoppedError
 
 SYNC_SECONDS = 5.0
@@ -24,20 +26,22 @@ class ArrayFile:
     """A uint8 `.npy` of a known shape `[N, ...]` that is written in order, from the rows that are on disk already.
 
     Rows go to `.<name>.part`, and the file takes its name when all of them are there. What counts after a crash is the
-    number in `.<name>.rows`, written after those rows have reached the disk; anything behind them is cut off. Rows are
-    plainly written: a memory map of a sparse file would end the process, without a message, where the disk is full.
+    number in `.<name>.rows`, written after those rows have reached the disk; anything behind them is cut off. Beside it
+    is a hash of the `settings`, all that the rows depend on: those of other settings do not count. Rows are plainly
+    written: a memory map of a sparse file would end the process, without a message, where the disk is full.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, ArrayFile(Path(folder, "a.npy"), (3, 2)) as file:
+    >>> with tempfile.TemporaryDirectory() as folder, ArrayFile(Path(folder, "a.npy"), (3, 2), {}) as file:
     ...     file.fill(lambda start: np.full((1, 2), start, np.uint8))
     ...     np.load(file.path).tolist()
     [[0, 0], [1, 1], [2, 2]]
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...]) -> None:
+    def __init__(self, path: Path, shape: tuple[int, ...], settings: Mapping[str, Any]) -> None:
         self.path, self.shape = path, shape
         self._part, self._note = part_of(path), path.with_name(f".{path.name}.rows")
         self._header = _header(shape)
+        self._settings = text_hash([json.dumps(settings, sort_keys=True)])
         self._row_bytes = math.prod(shape[1:])
         self.rows = self._rows_there()
         self._stack = ExitStack()
@@ -49,6 +53,9 @@ class ArrayFile:
             self._note.unlink(missing_ok=True)  # where the process died between the two
             return self
         with self._failures_explained():
+            if not self.rows and self._note.exists():
+                self._note.unlink()  # first, or it would count the new rows as those of its own settings
+                _sync_folder(self.path.parent)
             self._part.touch()
             self._file = self._stack.enter_context(io.FileIO(self._part, "r+"))
             self._file.truncate(self._place(self.rows) if self.rows else 0)
@@ -119,13 +126,17 @@ class ArrayFile:
     def _rows_there(self) -> int:
         if self.path.exists():
             if not self._begins_well(self.path) or self.path.stat().st_size != self._place(self.shape[0]):
-                raise ValueError(f"{self.path} is not an array of uint8 {self.shape}: delete it, and it is made again")
+                raise ValueError(
+                    f"{self.path} is not an array of uint8 {self.shape}: delete it, and the same command writes it "
+                    "again"
+                )
             return self.shape[0]
         try:
-            rows = int(self._note.read_text())
+            count, settings = self._note.read_text().split()
+            rows = int(count)
         except (OSError, ValueError):
             return 0
-        fits = 0 <= rows <= self.shape[0] and self._begins_well(self._part)
+        fits = settings == self._settings and 0 <= rows <= self.shape[0] and self._begins_well(self._part)
         return rows if fits and self._part.stat().st_size >= self._place(rows) else 0
 
     def _begins_well(self, path: Path) -> bool:
@@ -145,7 +156,7 @@ class ArrayFile:
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
         with replacing(self._note) as draft:
-            draft.write_text(f"{self.rows}\n")
+            draft.write_text(f"{self.rows} {self._settings}\n")
         self._synced = time.monotonic()
 
     @contextmanager
@@ -170,7 +181,18 @@ def save_array(path: Path, array: np.ndarray) -> None:
 
 def save_labels(path: Path, labels: Tensor, num_classes: int) -> None:
     """Write labels `[N]` as uint8, as the public sets have them, or as int64 where there are more classes."""
-    save_array(path, labels.numpy().astype(np.uint8 if num_classes <= 256 else np.int64))
+    save_array(path, _stored(labels, num_classes))
+
+
+def has_labels(path: Path, labels: Tensor, num_classes: int) -> bool:
+    """Tell whether a file is there that `save_labels` wrote; raise an error where it is another or damaged."""
+    if not path.exists():
+        return False
+    expected = io.BytesIO()
+    np.save(expected, _stored(labels, num_classes), allow_pickle=False)
+    if path.read_bytes() != expected.getvalue():
+        raise ValueError(f"{path} does not hold the labels: delete it, and the same command writes it again")
+    return True
 
 
 def part_of(path: Path) -> Path:
@@ -199,6 +221,10 @@ def mebibytes(count: int) -> str:
     '2.5 MiB'
     """
     return f"{count / 2**20:.1f} MiB"
+
+
+def _stored(labels: Tensor, num_classes: int) -> np.ndarray:
+    return labels.numpy().astype(np.uint8 if num_classes <= 256 else np.int64)
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

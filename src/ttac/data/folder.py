@@ -27,7 +27,7 @@ class UnreadableImageError(ValueError):
 
 
 def list_images(folder: Path | str) -> list[str]:
-    """List the images below `folder`, sorted; links that lead out of it are left out.
+    """List the images below `folder`, sorted; hidden ones and links that lead out of it are left out.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -56,6 +56,8 @@ def _images_below(folder: Path | str, prefix: str = "") -> Iterator[tuple[str, b
     """Yield names of image files, and whether each is a link; plain texts, as there may be a million."""
     with os.scandir(folder) as entries:
         for entry in entries:
+            if entry.name.startswith("."):  # checkpoints of notebooks and marks of other systems are no images
+                continue
             name = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from _images_below(entry.path, f"{name}/")

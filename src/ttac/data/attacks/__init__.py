@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ttac.classifier import Classifier
-from ttac.data.corruptions.draws import Draws
+from ttac.data.corruptions.draws import Draws, check_seed
 from ttac.heads import evaluating
 from ttac.inputs import check_labels
 
@@ -22,6 +22,7 @@ Norm = Literal["linf", "l2"]
 # eps and step: those of the paper's adversarial target, and the radius of the usual CIFAR benchmarks in L2 with a fifth
 # of it a step. Both are of pixels in [0, 1], the L2 norm over all values of an image.
 USUAL: dict[Norm, tuple[float, float]] = {"linf": (8 / 255, 0.01), "l2": (0.5, 0.1)}
+_SLACK = 1e-4  # levels, more than single precision errs by
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,11 @@ class PGDOptions:
         for name in ("eps", "step"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        if self.norm == "linf" and self.eps > 1:
+            raise ValueError(f"eps is of pixels in [0, 1], not {self.eps:g}: did you mean {self.eps:g}/255?")
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, not {self.steps}")
-        if self.seed < 0:
-            raise ValueError(f"the seed must not be negative: {self.seed}")
+        check_seed(self.seed)
 
 
 def pgd(classifier: Classifier, images: Tensor, labels: Tensor, options: PGDOptions, index: Tensor) -> Tensor:
@@ -78,19 +80,39 @@ def pgd(classifier: Classifier, images: Tensor, labels: Tensor, options: PGDOpti
 def freeze(changed: Tensor, clean: Tensor, options: PGDOptions) -> Tensor:
     """Round changed images in [0, 1] to uint8 levels that are in the ball around the `clean` uint8 images still.
 
-    In linf that is the nearest level in reach. In l2 each value is rounded towards the clean one: no norm grows.
+    In linf that is the nearest level in reach. In l2 each value of an image of `[N, ...]` is rounded towards the clean
+    one, and then those that lost most are moved a level further, as many as the ball has room for.
 
     >>> clean, options = torch.tensor([100, 100], dtype=torch.uint8), PGDOptions("linf", 2.5 / 255, 0.01)
     >>> freeze(torch.tensor([101.6, 97.5]) / 255, clean, options)
     tensor([102,  98], dtype=torch.uint8)
     """
-    slack = 1e-4  # levels, more than single precision errs by
-    centre = clean.to(changed)
-    if options.norm == "linf":
-        reach = math.floor(255 * options.eps + slack)
-        return (255 * changed).round().clamp(centre - reach, centre + reach).byte()
-    moved = 255 * changed - centre
-    return (centre + moved.sign() * (moved.abs() - slack).floor().clamp(min=0)).byte()
+    if options.norm == "l2":
+        return _freeze_in_l2(changed, clean, 255 * options.eps)
+    centre, reach = clean.to(changed), math.floor(255 * options.eps + _SLACK)
+    return (255 * changed).round().clamp(centre - reach, centre + reach).byte()
+
+
+def _freeze_in_l2(changed: Tensor, clean: Tensor, radius: float) -> Tensor:
+    """Round to levels in the ball of a radius in levels.
+
+    Rounding to the nearest would leave nothing of a change that is spread over many values, each under half a level.
+
+    >>> changed, clean = torch.tensor([[101.6, 98.3, 100.4]]) / 255, torch.full((1, 3), 100).byte()
+    >>> _freeze_in_l2(changed, clean, 2.3)  # 1² + 2² is within 2.3²
+    tensor([[101,  98, 100]], dtype=torch.uint8)
+    """
+    moved = (255 * changed.double().clamp(0, 1) - clean).flatten(1)
+    size = (moved.abs() - _SLACK).clamp_(min=0)
+    inside = radius * (1 - 1e-9)  # so that no rounding in double precision puts whole levels outside
+    size *= inside / size.norm(dim=1, keepdim=True).clamp(min=inside)
+    whole = size.floor()
+    lost, order = (size - whole).sort(dim=1, descending=True, stable=True)
+    room = math.floor(radius**2) - whole.square().sum(1, keepdim=True)
+    # From k to k + 1 levels, the square of the norm grows by 2k + 1. What did not move, or by whole levels, stays.
+    cost = (2 * whole.gather(1, order) + 1).cumsum(1)
+    whole.scatter_add_(1, order, ((cost <= room) & (lost > 0)).to(whole))
+    return (clean + (moved.sign() * whole).view_as(clean)).byte()
 
 
 def _start(clean: Tensor, options: PGDOptions, index: Tensor) -> Tensor:

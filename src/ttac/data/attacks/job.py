@@ -13,13 +13,13 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from ttac.data.array_file import ArrayFile, check_space, save_labels
+from ttac.data.array_file import ArrayFile, check_space, has_labels, save_labels
 from ttac.data.attacks import PGDOptions, freeze, pgd
-from ttac.data.labelled import LabelledImages
+from ttac.data.labelled import LabelledImages, hash_of
 from ttac.data.sets import find_data
 from ttac.files import write_json
 from ttac.heads import evaluating
-from ttac.jobs import PROGRESS, alone_in, begin, image_progress, is_recorded, plain_settings, signals_noted
+from ttac.jobs import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
 from ttac.report.records import environment
 from ttac.source.target import read_for
 from ttac.source.weights import LoadedModel, check_size
@@ -87,15 +87,22 @@ def run_attack(job: AttackJob, console: Console) -> None:
     data = read_for(job.model, find_data(job.data), job.split).first(job.samples)
     check_size(job.model.classifier, data.size)
     settings = _settings(job, data)
-    if is_recorded(job.out, RECORD, FORMAT, settings):
-        console.print(f"{job.out} is complete: nothing to do", markup=False)
-        return
     shape = (len(data), *data.size, data.channels)
+    recorded = read_record(job.out, RECORD, FORMAT, settings) is not None
+    if recorded:
+        labelled = has_labels(job.out / LABELS, data.labels, data.num_classes)
+        if ArrayFile(job.out / IMAGES, shape, settings).whole:
+            if not labelled:
+                save_labels(job.out / LABELS, data.labels, data.num_classes)
+            (job.out / PROGRESS).unlink(missing_ok=True)
+            done = "nothing to do" if labelled else f"{LABELS} was missing and is written again"
+            console.print(f"{job.out} is complete: {done}", markup=False)
+            return
     check_space(job.out, {IMAGES: int(np.prod(shape))})
     with alone_in(job.out):
-        begin(job.out, settings, (IMAGES, LABELS, RECORD))
+        begin(job.out, settings, () if recorded else (IMAGES, LABELS, RECORD))
         save_labels(job.out / LABELS, data.labels, data.num_classes)
-        with ArrayFile(job.out / IMAGES, shape) as file:
+        with ArrayFile(job.out / IMAGES, shape, settings) as file:
             _Worker(job, data, file, console).run(settings)
 
 
@@ -162,7 +169,7 @@ class _Worker:
             "environment": environment(),
         }
         write_json(job.out / RECORD, record)
-        (job.out / PROGRESS).unlink()
+        (job.out / PROGRESS).unlink(missing_ok=True)
         rate = results["success_rate"]
         self.console.print(
             f"{job.out}: {len(self.data)} images, error {results['clean_error']:.2f} % before and "
@@ -178,6 +185,7 @@ def _settings(job: AttackJob, data: LabelledImages) -> dict[str, Any]:
         {
             "images": len(data),
             "data": data.fingerprint,
+            "labels": hash_of([data.labels.numpy()]),  # as the model numbers them, which the data know nothing of
             "size": data.size,
             "model": job.model.classifier.fingerprint(),
             **dataclasses.asdict(job.options),

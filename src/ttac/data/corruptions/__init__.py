@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -13,11 +14,12 @@ from torch import Tensor
 
 from ttac.data.corruptions import blur, digital, noise, spatter, weather
 from ttac.data.corruptions.constants import NAMES, SEVERITIES, SMALL, constants, table_side
-from ttac.data.corruptions.draws import Draws
+from ttac.data.corruptions.draws import Draws, check_seed
 from ttac.data.corruptions.filters import cut_to_bytes
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
 from ttac.files import text_hash
+from ttac.names import pick
 
 CORRUPTIONS, EXTRA = NAMES[:15], NAMES[15:]
 SMALLEST_SIDE = 8
@@ -65,15 +67,16 @@ class Corruption:
 
     def __post_init__(self) -> None:
         """Refuse what there is not."""
-        if self.name not in _APPLY:
-            raise ValueError(f"unknown corruption {self.name!r}; known: {', '.join(_APPLY)}")
+        pick(self.name, _APPLY, "corruption")
         if self.severity not in SEVERITIES:
             raise ValueError(f"severity must be one of 1 to 5, not {self.severity}")
-        if self.seed < 0:
-            raise ValueError(f"the seed must not be negative: {self.seed}")
-        number = len(constants(self.name, self.severity, SMALL))
-        if self.strength is not None and len(self.strength) != number:
-            raise ValueError(f"{self.name} has {number} constants, not {len(self.strength)}: {self.strength}")
+        check_seed(self.seed)
+        if self.strength is not None:
+            number = len(constants(self.name, self.severity, SMALL))
+            if len(self.strength) != number:
+                raise ValueError(f"{self.name} has {number} constants, not {len(self.strength)}: {self.strength}")
+            if not all(0 <= value < math.inf for value in self.strength):
+                raise ValueError(f"{self.name} has constants that are finite and not negative, not {self.strength}")
 
     def __call__(self, images: Tensor, index: Tensor) -> Tensor:
         """Corrupt uint8 images `[N, C, H, W]`, C 1 or 3, whose places in their data set are `index [N]`."""
@@ -93,15 +96,29 @@ class Corruption:
 
     def _corrupted(self, images: Tensor, index: Tensor, side: int) -> Tensor:
         apply = partial(weather.frost, photographs=self.photographs) if self.name == "frost" else _APPLY[self.name]
-        values = constants(self.name, self.severity, side) if self.strength is None else self.strength
         draws = Draws(self.seed, f"{self.name} {self.severity}", index, images.device)
-        return cut_to_bytes(apply(images.float().div_(255), values, draws))  # as the published arrays are cut
+        pixels = images.float().div_(255)
+        if self.strength is None:
+            result = apply(pixels, constants(self.name, self.severity, side), draws)
+        else:
+            result = self._by_strength(apply, pixels, self.strength, draws)
+        return cut_to_bytes(result)  # as the published arrays are cut
+
+    def _by_strength(self, apply: Apply, pixels: Tensor, strength: tuple[float, ...], draws: Draws) -> Tensor:
+        """Apply constants of one's own, which may be too large or too small for what is done with them."""
+        try:
+            result = apply(pixels, strength, draws)
+        except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.name} cannot be of the strength {strength}: {error}") from error
+        if not result.isfinite().all():
+            raise ValueError(f"{self.name} of the strength {strength} makes pixels that are not numbers")
+        return result
 
     def notes(self, side: int) -> dict[str, Any]:
         """Say for a record what was done to images of the shorter side `side`."""
-        notes: dict[str, Any] = {"corruption": self.name, "seed": self.seed}
+        notes: dict[str, Any] = {"corruption": self.name, "severity": self.severity, "seed": self.seed}
         if self.strength is None:
-            notes.update(severity=self.severity, constants=table_side(side))
+            notes["constants"] = table_side(side)
         else:
             notes["strength"] = list(self.strength)
         if self.name == "frost":

@@ -81,8 +81,10 @@ def _boxes(side: int, smaller: int) -> tuple[Tensor, Tensor]:
 def jpeg_compression(images: Tensor, constants: tuple[float, ...], draws: Draws) -> Tensor:
     """Code and decode by Pillow, with its defaults but for the quality `constants[0]`."""
     pixels = (255 * images).round().byte().permute(0, 2, 3, 1).cpu().numpy()
-    coded = [_through_jpeg(image, int(constants[0])) for image in pixels]
-    return torch.from_numpy(np.stack(coded)).to(images.device).permute(0, 3, 1, 2).float().div_(255)
+    coded = np.empty_like(pixels)
+    for image, result in zip(pixels, coded, strict=True):
+        result[:] = _through_jpeg(image, int(constants[0]))
+    return torch.from_numpy(coded).to(images.device).permute(0, 3, 1, 2).float().div_(255)
 
 
 def _through_jpeg(pixels: NDArray[np.uint8], quality: int) -> NDArray[np.uint8]:

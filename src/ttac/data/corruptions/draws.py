@@ -12,6 +12,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
+def check_seed(seed: int) -> None:
+    """Refuse a seed that is not a whole number of 64 bits.
+
+    >>> check_seed(-1)
+    Traceback (most recent call last):
+    ValueError: the seed must not be negative: -1
+    """
+    if seed < 0:
+        raise ValueError(f"the seed must not be negative: {seed}")
+    if seed >= 2**64:
+        raise ValueError(f"the seed must be below 2^64: {seed}")
+
+
 class Draws:
     """Draws for each of `index [N]`, by the seed, a purpose and the sample's own index; they move on with each call.
 
@@ -24,11 +37,15 @@ class Draws:
     """
 
     def __init__(self, seed: int, purpose: str, index: Tensor, device: torch.device) -> None:
-        words = np.frombuffer(hashlib.sha256(purpose.encode()).digest()[:16], "<u8")
         self.device = device
         self._index = index.tolist()
+        if self._index and min(self._index) < 0:
+            raise ValueError(f"the index of a sample must not be negative: {min(self._index)}")
+        words = np.frombuffer(hashlib.sha256(purpose.encode()).digest()[:16], "<u8")
+        # Unsigned from the start: of a list of numbers of more than 63 bits NumPy makes floats, and loses bits.
+        counter, key = np.array([0, 0, *words], np.uint64), np.array([seed, 0], np.uint64)
         # Setting one generator to each sample in turn takes a tenth of the time of making one for each.
-        self._philox = np.random.Philox(counter=[0, 0, int(words[0]), int(words[1])], key=[seed, 0])
+        self._philox = np.random.Philox(counter=counter, key=key)
         self._start = self._philox.state
         self._generator = np.random.Generator(self._philox)
 

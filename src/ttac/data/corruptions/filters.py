@@ -78,7 +78,7 @@ def _middle(images: Tensor, size: list[int]) -> Tensor:
 
 
 _FAINTEST_TAP = 1e-6  # of the whole: to leave forty such taps out moves a pixel by a hundredth of a level at most
-_READ_AT_ONCE = 1 << 20  # pixels times taps, about what a cache of the CPU holds
+_READ_AT_ONCE = 1 << 20  # pixels times taps, about what a cache of the CPU holds; a row of pixels at least
 
 
 def motion_blur_along(images: Tensor, radius: float, sigma: float, angles: Tensor) -> Tensor:
@@ -100,17 +100,19 @@ def motion_blur_along(images: Tensor, radius: float, sigma: float, angles: Tenso
         torch.ceil(steps[: len(weights)] * part - 0.5).int().to(images.device)  # [N, taps]
         for part in (radians.sin(), radians.cos())
     )
-    pixels = images.shape[-2] * images.shape[-1]
-    chunk = max(1, min(_READ_AT_ONCE // (len(weights) * pixels), len(images)))
-    weights = (weights / weights.sum()).to(images.device, images.dtype).repeat(chunk * pixels, 1)
+    height, width = images.shape[-2:]
+    at_once = _READ_AT_ONCE // len(weights)
+    chunk = max(1, min(at_once // (height * width), len(images)))
+    band = max(1, min(at_once // (chunk * width), height))
+    weights = (weights / weights.sum()).to(images.device, images.dtype).repeat(chunk * band * width, 1)
     parts = zip(images.split(chunk), down.split(chunk), across.split(chunk), strict=True)
-    return torch.cat([_weighted_sum(part, rows, columns, weights) for part, rows, columns in parts])
+    return torch.cat([_weighted_sum(part, rows, columns, weights, band) for part, rows, columns in parts])
 
 
-def _weighted_sum(images: Tensor, down: Tensor, across: Tensor, weights: Tensor) -> Tensor:
-    """Add up shifted images: `[N, C, H, W]` by pixels `down [N, taps]` and `across [N, taps]`.
+def _weighted_sum(images: Tensor, down: Tensor, across: Tensor, weights: Tensor, band: int) -> Tensor:
+    """Add up shifted images: `[N, C, H, W]` by pixels `down [N, taps]` and `across [N, taps]`, `band` rows at a time.
 
-    There is a row of `weights [at least N H W, taps]` for each pixel.
+    There is a row of `weights [at least N band W, taps]` for each pixel.
     """
     count, channels, height, width = images.shape
 
@@ -119,9 +121,11 @@ def _weighted_sum(images: Tensor, down: Tensor, across: Tensor, weights: Tensor)
 
     columns = (axis(width) + across[:, None]).clamp_(0, width - 1)  # [N, W, taps]
     rows = (axis(height) + down[:, None]).clamp_(0, height - 1) + height * axis(count)[:, None]  # [N, H, taps]
-    read = (width * rows)[:, :, None] + columns[:, None]  # [N, H, W, taps]
     # A weighted sum of rows of a table is an embedding bag. The table's rows are pixels here.
     pixels = images.permute(0, 2, 3, 1).flatten().view(-1, channels)  # a column of its own strides would be slow
-    bags = read.flatten(0, 2)
-    total = F.embedding_bag(bags, pixels, mode="sum", per_sample_weights=weights[: len(bags)])
-    return total.view(count, height, width, channels).permute(0, 3, 1, 2).contiguous()
+    total = images.new_empty(count, height, width, channels)
+    for part, result in zip((width * rows).split(band, 1), total.split(band, 1), strict=True):
+        bags = (part[:, :, None] + columns[:, None]).flatten(0, 2)  # of [N, band, W, taps]
+        bagged = F.embedding_bag(bags, pixels, mode="sum", per_sample_weights=weights[: len(bags)])
+        result.copy_(bagged.view_as(result))
+    return total.permute(0, 3, 1, 2).contiguous()

@@ -62,7 +62,7 @@ def frost_crops(images: Tensor, draws: Draws, photographs: FrostPhotographs | No
     return crops.to(images.device).float() / 255
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=4)  # folders of images of several sizes take turns
 def _scaled(photographs: FrostPhotographs | None, height: int, width: int) -> tuple[Tensor, ...]:
     """Scale the pictures in proportion to the images, and so that each covers one."""
     pictures = frost_textures() if photographs is None else photographs.pictures

@@ -12,19 +12,20 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ttac.data.array_file import ArrayFile, check_space, save_labels
+from ttac.data.array_file import ArrayFile, check_space, has_labels, save_labels
 from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import read_data
 from ttac.files import write_json
-from ttac.jobs import PROGRESS, alone_in, begin, image_progress, is_recorded, plain_settings, signals_noted
+from ttac.jobs import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
 from ttac.report.records import environment
 from ttac.source.weights import usable_device
 
 FORMAT = "ttac.corruptions/1"
 LABELS, RECORD = "labels.npy", "record.json"
+FILES = {name: f"{name}.npy" for name in (*CORRUPTIONS, *EXTRA)}
 
 
 @dataclass(frozen=True)
@@ -47,38 +48,59 @@ def run_corrupt(job: CorruptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     data = _read(job)
     photographs = None if job.frost is None else FrostPhotographs.read(job.frost)
-    chosen = {
-        name: [Corruption(name, severity, job.seed, photographs) for severity in SEVERITIES] for name in job.corruptions
-    }
     device = usable_device(job.device)
-    for first, *_ in chosen.values():  # what cannot be corrupted is refused before anything is written
-        first(data.read(torch.tensor([0])).to(device), torch.tensor([0]))
+    for name in job.corruptions:  # what cannot be corrupted is refused before anything is written
+        Corruption(name, seed=job.seed, photographs=photographs)(
+            data.read(torch.tensor([0])).to(device), torch.tensor([0])
+        )
     settings = _settings(job, data, photographs)
-    begun = is_recorded(job.out, RECORD, FORMAT, settings)
-    left = [name for name in chosen if not (job.out / f"{name}.npy").exists()]
-    if begun and not left:
-        console.print(f"{job.out} is complete: nothing to do", markup=False)
-        return
-    shape = (len(SEVERITIES) * len(data), *data.size, data.channels)
-    check_space(job.out, {f"{name}.npy": int(np.prod(shape)) for name in chosen})
+    worker = _Worker(job, data, photographs, device, settings, console)
+    listed = _listed(job.out, settings)
+    there = [name for name, file in FILES.items() if (job.out / file).exists()]
+    names = list(dict.fromkeys([*job.corruptions, *(listed or ()), *there]))
+    check_space(job.out, {FILES[name]: int(np.prod(worker.shape)) for name in names})
     with alone_in(job.out):
-        if not begun:
-            begin(job.out, settings, [LABELS, RECORD, *(f"{name}.npy" for name in (*CORRUPTIONS, *EXTRA))])
-        _Worker(job, data, device, shape, console).run(chosen, settings)
+        if listed is not None and worker.is_complete(names, listed):
+            return
+        others = [file for name, file in FILES.items() if name not in (listed or ())]
+        begin(job.out, settings, [*([LABELS, RECORD] if listed is None else []), *others])
+        worker.run(names)
 
 
 class _Worker:
     """One process's share of a job."""
 
     def __init__(
-        self, job: CorruptJob, data: LabelledImages, device: torch.device, shape: tuple[int, ...], console: Console
+        self,
+        job: CorruptJob,
+        data: LabelledImages,
+        photographs: FrostPhotographs | None,
+        device: torch.device,
+        settings: dict[str, Any],
+        console: Console,
     ) -> None:
-        self.job, self.data, self.device, self.shape, self.console = job, data, device, shape, console
+        self.job, self.data, self.photographs, self.device = job, data, photographs, device
+        self.settings, self.console = settings, console
+        self.shape = (len(SEVERITIES) * len(data), *data.size, data.channels)
+        self.labels = data.labels.repeat(len(SEVERITIES))
 
-    def run(self, chosen: dict[str, list[Corruption]], settings: dict[str, Any]) -> None:
+    def is_complete(self, names: list[str], listed: list[str]) -> bool:
+        """Tell whether the record lists all that is to be there, and its files are; damaged ones raise an error."""
         out = self.job.out
-        save_labels(out / LABELS, self.data.labels.repeat(len(SEVERITIES)), self.data.num_classes)
-        files = {name: ArrayFile(out / f"{name}.npy", self.shape) for name in chosen}
+        labelled = has_labels(out / LABELS, self.labels, self.data.num_classes)
+        whole = [self._file(name).whole for name in listed]
+        if not all(whole) or set(names) != set(listed):
+            return False
+        if not labelled:
+            save_labels(out / LABELS, self.labels, self.data.num_classes)
+        (out / PROGRESS).unlink(missing_ok=True)
+        done = "nothing to do" if labelled else f"{LABELS} was missing and is written again"
+        self.console.print(f"{out} is complete: {done}", markup=False)
+        return True
+
+    def run(self, names: list[str]) -> None:
+        save_labels(self.job.out / LABELS, self.labels, self.data.num_classes)
+        files = {name: self._file(name) for name in names}
         there = sum(file.rows for file in files.values())
         if there:
             self.console.print(f"going on after {there} images", markup=False)
@@ -89,14 +111,18 @@ class _Worker:
             for number, (name, file) in enumerate(files.items(), 1):
                 progress.update(self.task, description=f"{name}, file {number} of {len(files)}")
                 with file:
-                    file.fill(partial(self._produce, chosen[name]), noted)
-        self._finish(settings)
+                    file.fill(partial(self._produce, name), noted)
+        self._finish([FILES[name] for name in FILES if name in files])
 
-    def _produce(self, by_severity: list[Corruption], start: int) -> np.ndarray:
+    def _file(self, name: str) -> ArrayFile:
+        return ArrayFile(self.job.out / FILES[name], self.shape, self.settings)
+
+    def _produce(self, name: str, start: int) -> np.ndarray:
         """Corrupt a batch from a row of the file on; a batch has one severity."""
         severity, first = divmod(start, len(self.data))
         rows = torch.arange(first, min(first + self.job.batch, len(self.data)))
-        images = by_severity[severity](self.data.read(rows).to(self.device), rows)
+        corruption = Corruption(name, SEVERITIES[severity], self.job.seed, self.photographs)
+        images = corruption(self.data.read(rows).to(self.device), rows)
         self.written += len(rows)
         self.progress.update(self.task, advance=len(rows), rate=self._rate())
         pixels: np.ndarray = images.permute(0, 2, 3, 1).cpu().numpy()
@@ -105,15 +131,14 @@ class _Worker:
     def _rate(self) -> float:
         return self.written / (time.monotonic() - self.started)
 
-    def _finish(self, settings: dict[str, Any]) -> None:
+    def _finish(self, files: list[str]) -> None:
         out = self.job.out
-        files = [f"{name}.npy" for name in (*CORRUPTIONS, *EXTRA) if (out / f"{name}.npy").exists()]
         record = {
             "format": FORMAT,
             "files": files,
             "images": len(self.data),
             "severities": list(SEVERITIES),  # row (s - 1) * images + i is image i at severity s
-            "settings": settings,
+            "settings": self.settings,
             "images_per_second": round(self._rate(), 1),
             "environment": environment(),
         }
@@ -127,8 +152,21 @@ class _Worker:
 
 def _read(job: CorruptJob) -> LabelledImages:
     size = None if job.size is None else (job.size, job.size)
-    # Every image comes up once a severity of each corruption.
-    return read_data(job.data, split=job.split, size=size).first(job.samples).in_memory()
+    data = read_data(job.data, split=job.split, size=size)
+    if size is not None and data.size != size:
+        raise ValueError(f"{job.data} is of {data.size[0]} x {data.size[1]}: --size is for image files alone")
+    return data.first(job.samples).in_memory()  # every image comes up once a severity of each corruption
+
+
+def _listed(out: Path, settings: dict[str, Any]) -> list[str] | None:
+    """Give the corruptions that the record in `out` lists, None where there is no record."""
+    record = read_record(out, RECORD, FORMAT, settings)
+    if record is None:
+        return None
+    files = record.get("files")
+    if not isinstance(files, list) or not all(file in FILES.values() for file in files):
+        raise ValueError(f"{out} holds a {RECORD} of something else: choose another --out")
+    return [name for name, file in FILES.items() if file in files]
 
 
 def _settings(job: CorruptJob, data: LabelledImages, photographs: FrostPhotographs | None) -> dict[str, Any]:

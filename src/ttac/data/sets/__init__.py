@@ -21,8 +21,8 @@ from ttac.files import user_cache
 def data_root(root: Path | None = None) -> Path:
     """Give the folder where data sets are looked for by name: `root`, else $TTAC_DATA, else the user's cache."""
     if root is not None:
-        return root
-    return Path(os.environ["TTAC_DATA"]) if os.environ.get("TTAC_DATA") else user_cache() / "data"
+        return root.expanduser()
+    return Path(os.environ["TTAC_DATA"]).expanduser() if os.environ.get("TTAC_DATA") else user_cache() / "data"
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,8 @@ class DataSet:
         if domain is not None and not layout.domains:
             raise ValueError(f"{name} has no domains: leave {domain!r} out")
         if layout.severities:
+            if domain is None:
+                raise ValueError(f"{name} is corrupted already: name one of its domains, such as fog, and a severity")
             if severity not in SEVERITIES:
                 raise ValueError(f"{name} has the severities {', '.join(map(str, SEVERITIES))}: choose one")
         elif severity is not None:
@@ -80,10 +82,10 @@ def find_data(data: str, root: Path | None = None) -> DataSet:
     """
     name, _, place = data.partition("=")
     if name in SPECS and place:
-        return _recognise(Path(place), SPECS[name])
+        return _recognise(Path(place).expanduser(), SPECS[name])  # which shells leave to us after a "="
     if data in SPECS:
         return _below(data_root(root), SPECS[data])
-    path = Path(data)
+    path = Path(data).expanduser()
     if not path.exists():
         close = difflib.get_close_matches(name, SPECS, n=3, cutoff=0.5)
         hint = f"; did you mean {' or '.join(close)}?" if close else ""

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import lzma
+import gzip
 import os
 import shutil
-import stat
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, cast
 
 MAX_MEMBERS = 3_000_000
+MAX_HEADER = 2**20  # bytes of one member, with its long name and all else that stands before its content
 MAX_PADDING = 2**24
 CHUNK = 2**20
-# What the readers raise; RuntimeError is of methods of compression that are not known.
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError, RuntimeError)
+# What the readers raise; RuntimeError is of headers that nest too deep.
+_DAMAGE = (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile, RuntimeError)
 
 
 @dataclass
@@ -32,7 +31,7 @@ class _Member:
 
 
 def unpack(archive: Path, target: Path, limit: int) -> None:
-    """Unpack a `.tar`, `.tar.gz` or `.zip` of at most `limit` bytes into the folder `target`, whole or not at all.
+    """Unpack a `.tar` or `.tar.gz` of at most `limit` bytes into the folder `target`, whole or not at all.
 
     Members are written as new plain files: no links, devices, owners or modes are taken over. A single folder of the
     target's name at the top becomes the target itself.
@@ -44,7 +43,7 @@ def unpack(archive: Path, target: Path, limit: int) -> None:
     try:
         draft.mkdir(parents=True)
         left = limit
-        with _opened(archive) as members:
+        with _opened(archive, limit) as members:
             for number, member in enumerate(members):
                 if number == MAX_MEMBERS:
                     raise ValueError(f"{archive} has more than {MAX_MEMBERS} members")
@@ -55,15 +54,29 @@ def unpack(archive: Path, target: Path, limit: int) -> None:
         entries = list(draft.iterdir())
         if not entries:
             raise ValueError(f"{archive} is empty")
-        os.sync()  # the name must not reach the disk before the content
+        for folder, _, files in os.walk(draft, topdown=False):  # the name must not reach the disk before the content
+            for path in (*(Path(folder, name) for name in files), Path(folder)):
+                to_disk(path)
         inner = draft / target.name
         (inner if entries == [inner] and inner.is_dir() else draft).rename(target)
+        to_disk(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def to_disk(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _write(archive: Path, member: _Member, folder: Path) -> None:
     parts = PurePosixPath(member.name).parts
+    if member.is_folder and not parts:  # the archive of a folder's content, as `tar -C folder -c .` makes it
+        return
     if not parts or member.name.startswith("/") or ".." in parts or "\\" in member.name or "\0" in member.name:
         raise ValueError(f"{archive} holds {member.name!r}, which leads out of its folder")
     if member.refusal is not None:
@@ -87,64 +100,97 @@ def _write(archive: Path, member: _Member, folder: Path) -> None:
         raise ValueError(f"{archive} is cut off within {member.name}")
 
 
+class _Source:
+    """An archive's bytes in their order, of which no more than is allowed are inflated or held in memory."""
+
+    def __init__(self, content: IO[bytes], limit: int) -> None:
+        self._content, self._limit, self._position = content, limit, 0
+        self.header_left: int | None = None  # while content is read
+        self.last = b""
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, position: int) -> None:
+        if position < self._position:
+            raise tarfile.ReadError("a member begins before the end of another")
+        while self._position < position and self._take(min(CHUNK, position - self._position)):
+            pass
+
+    def read(self, size: int) -> bytes:
+        if self.header_left is not None:
+            self.header_left -= size
+            if self.header_left < 0:
+                raise tarfile.ReadError(f"a header has more than {MAX_HEADER} bytes")
+        self.last = self._take(size)
+        return self.last
+
+    def _take(self, size: int) -> bytes:
+        taken = self._content.read(min(size, self._limit - self._position + 1))
+        self._position += len(taken)
+        if self._position > self._limit:
+            raise tarfile.ReadError(f"more than {self._limit} bytes come out of it")
+        return taken
+
+
 @contextmanager
-def _opened(archive: Path) -> Iterator[Iterator[_Member]]:
+def _opened(archive: Path, limit: int) -> Iterator[Iterator[_Member]]:
     """Yield the members one after the other; whatever a damaged archive raises becomes an error that names it."""
     try:
-        if zipfile.is_zipfile(archive):
-            with zipfile.ZipFile(archive) as opened_zip:
-                yield _of_zip(opened_zip)
-        else:
-            _check_end(archive)
-            with tarfile.open(archive, "r:gz" if _is_gzip(archive) else "r:") as opened_tar:
-                yield _of_tar(opened_tar)
+        with archive.open("rb") as packed:
+            zipped = packed.read(2) == b"\x1f\x8b"
+            packed.seek(0)
+            # A quarter more is for headers: enough where a member has 4 KiB.
+            content = cast("IO[bytes]", gzip.GzipFile(fileobj=packed)) if zipped else packed
+            source = _Source(content, limit + limit // 4 + MAX_PADDING)
+            with _header(source):
+                opened = tarfile.TarFile(fileobj=cast("IO[bytes]", source))
+            yield _members(opened, source)
     except _DAMAGE as error:
         raise ValueError(f"{archive} is cut off, damaged or no archive: {error}") from error
-    except OSError as error:
-        if error.errno is None:  # gzip's complaints
-            raise ValueError(f"{archive} is cut off, damaged or no archive: {error}") from error
-        raise
 
 
-def _of_tar(archive: tarfile.TarFile) -> Iterator[_Member]:
-    while (member := archive.next()) is not None:
+def _members(archive: tarfile.TarFile, source: _Source) -> Iterator[_Member]:
+    while True:
+        with _header(source):
+            member = archive.next()
+        if member is None:
+            break
         if member.isfile():  # sparse files too, whose size is what they would take
             yield _Member(member.name, member.size, False, None, archive.extractfile(member))
         else:
             kind = "a link" if member.issym() or member.islnk() else "a device"
             yield _Member(member.name, 0, member.isdir(), None if member.isdir() else kind, None)
-        archive.members = []  # type: ignore[attr-defined]  # it would remember a million of them
-    # Padding comes last, and behind it gzip's own checksum, which is compared when all has been read.
-    assert archive.fileobj is not None
-    for _ in range(MAX_PADDING // CHUNK):
-        if not archive.fileobj.read(CHUNK):
-            return
-    raise tarfile.ReadError("it goes on behind its end")
+        archive.members, archive.pax_headers = [], {}  # type: ignore[attr-defined]  # a million would be remembered
+    _check_end(source)
 
 
-def _of_zip(archive: zipfile.ZipFile) -> Iterator[_Member]:
-    for member in archive.infolist():
-        if member.flag_bits & 1:
-            raise ValueError(f"{archive.filename} is encrypted")
-        kind = stat.S_IFMT(member.external_attr >> 16)
-        plain = kind in (0, stat.S_IFREG, stat.S_IFDIR)
-        content = archive.open(member) if plain and not member.is_dir() else None
-        yield _Member(
-            member.filename, member.file_size, member.is_dir(), None if plain else "a link or a device", content
-        )
+@contextmanager
+def _header(source: _Source) -> Iterator[None]:
+    source.header_left = MAX_HEADER
+    try:
+        yield
+    except ValueError as error:  # numbers that are none
+        raise tarfile.ReadError(str(error)) from error
+    finally:
+        source.header_left = None
 
 
-def _is_gzip(archive: Path) -> bool:
-    with archive.open("rb") as content:
-        return content.read(2) == b"\x1f\x8b"
+def _check_end(source: _Source) -> None:
+    """Refuse an end that is no padding: the reader takes a header that is damaged, or that is missing, for the end.
 
-
-def _check_end(archive: Path) -> None:
-    """Refuse a plain tar that was cut off between two members, which its reader would take for whole."""
-    if _is_gzip(archive):
-        return
-    with archive.open("rb") as content:
-        size = content.seek(0, os.SEEK_END)
-        content.seek(max(0, size - 512))
-        if size % 512 or content.read().strip(b"\0"):
-            raise tarfile.ReadError("its end is missing")
+    All is read, for gzip compares its own checksum last.
+    """
+    block = source.last
+    if len(block) < tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("its end is missing")
+    padding = 0
+    while block:
+        padding += len(block)
+        if block.strip(b"\0"):
+            raise tarfile.ReadError("what follows its last member is neither a member nor padding")
+        if padding > MAX_PADDING:
+            raise tarfile.ReadError("it goes on behind its end")
+        block = source.read(CHUNK)
+    if padding % tarfile.BLOCKSIZE:
+        raise tarfile.ReadError("its end is missing")

@@ -13,12 +13,14 @@ from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, hash_of
 from ttac.data.sets.layout import Layout, Wanted, at_or_below, check_count
 from ttac.data.sets.spec import DatasetSpec
+from ttac.data.sets.specs import get_spec
 from ttac.inputs import check_labels
 from ttac.names import pick
 
 SPLITS = ("train", "test")
 PAIR = ("images.npy", "labels.npy")
-VERSIONS = ("v6", "v4")  # of CIFAR-10.1; the authors recommend the first
+VERSIONS = get_spec("cifar10.1").domains  # the authors recommend the first
+MAX_CLASSES = 1_000_000  # where the labels alone tell how many there are
 
 
 def load_array(path: Path) -> np.ndarray:
@@ -31,8 +33,11 @@ def load_array(path: Path) -> np.ndarray:
     [0, 1, 2]
     """
     try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        with np.errstate(over="raise"):  # of a product of lengths
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError:  # names the file itself
+        raise
+    except Exception as error:  # a damaged or forged header fails wherever it likes
         raise ValueError(f"{path} is not a readable array: {error}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"{path} is not a readable array: it is an archive of several")
@@ -45,20 +50,20 @@ def from_arrays(images_file: Path, labels_file: Path, wanted: Wanted, part: str)
     With severities, both hold the five of them one after the other, or the labels those of one, which are of all.
     """
     images, labels = load_array(images_file), load_array(labels_file)
-    where, names, spec = images_file.parent, wanted.classes, wanted.spec
-    if images.dtype != np.uint8 or images.ndim != 4 or not len(images):
-        raise ValueError(f"{where}: {images_file.stem} are {images.dtype} {images.shape}; expected uint8 [N, H, W, C]")
+    names, spec = wanted.classes, wanted.spec
+    if images.dtype != np.uint8 or images.ndim != 4 or 0 in images.shape:
+        raise ValueError(f"{images_file} has {images.dtype} {images.shape}; expected uint8 [N, H, W, C]")
     if spec is not None and images.shape[1:] != (*spec.size, spec.channels):
         raise ValueError(f"{images_file} has images {images.shape[1:]}, {spec.name} {(*spec.size, spec.channels)}")
     if wanted.severity is not None and labels.ndim == 1 and len(SEVERITIES) * len(labels) == len(images):
         labels = np.tile(labels, len(SEVERITIES))
-    if not np.issubdtype(labels.dtype, np.integer) or labels.shape != (len(images),):
-        raise ValueError(
-            f"{where}: {labels_file.stem} are {labels.dtype} {labels.shape}; expected {len(images)} integers"
-        )
+    if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
+        raise ValueError(f"{labels_file} has {labels.dtype} {labels.shape}; expected {len(images)} integers")
     if names is None and spec is not None:
         names = spec.classes
     count = int(labels.max()) + 1 if names is None else len(names)
+    if count > MAX_CLASSES:
+        raise ValueError(f"{labels_file} has the label {count - 1}, which must be below {MAX_CLASSES}")
     rows = _rows(images_file, len(images), wanted.severity)
     images, labels = images[rows], labels[rows]
     check_count(spec, part, len(images), images_file)
@@ -97,8 +102,8 @@ def _read_split(folder: Path, wanted: Wanted) -> LabelledImages:
     return from_arrays(folder / f"{split}_images.npy", folder / f"{split}_labels.npy", wanted, split)
 
 
-def _is_pair(folder: Path) -> bool:
-    return all((folder / name).is_file() for name in PAIR)
+def _find_pair(path: Path, spec: DatasetSpec | None) -> Path | None:
+    return path if all((path / name).is_file() for name in PAIR) else None
 
 
 def _read_pair(folder: Path, wanted: Wanted) -> LabelledImages:
@@ -146,9 +151,7 @@ LAYOUTS = (
         domains=True,
     ),
     Layout("arrays", "{train,test}_{images,labels}.npy", _find_splits, _splits, _read_split),
-    Layout(
-        "arrays", "images.npy and labels.npy", partial(at_or_below, is_there=_is_pair), lambda folder: (), _read_pair
-    ),
+    Layout("array-pair", "images.npy and labels.npy", _find_pair, lambda folder: (), _read_pair),
     Layout(
         "cifar-c",
         "labels.npy and one .npy for each corruption",

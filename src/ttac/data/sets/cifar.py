@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,9 @@ from ttac.data.sets.pickles import load_plain
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import get_spec
 
-PIXELS = 3 * 32 * 32
+_SPEC = get_spec("cifar10")  # CIFAR-100 has images of the same shape
+SHAPE = (_SPEC.channels, *_SPEC.size)
+PIXELS = math.prod(SHAPE)
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ def read_file(path: Path, version: Version, count: int, num_classes: int) -> tup
         raise ValueError(f"{path} has {len(pixels)} images and {len(labels)} labels, expected {count}")
     if not 0 <= labels.min() <= labels.max() < num_classes:
         raise ValueError(f"{path}: labels must be in 0..{num_classes - 1}; got {labels.min()}..{labels.max()}")
-    return pixels.reshape(count, 3, 32, 32), labels.astype(np.int64)
+    return pixels.reshape(count, *SHAPE), labels.astype(np.int64)
 
 
 def _from_records(path: Path, prefix: int) -> tuple[np.ndarray, np.ndarray]:
@@ -69,7 +72,9 @@ def _from_pickle(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     pixels, labels = (fields.get(name, fields.get(name.encode())) for name in ("data", key))
     if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
         raise ValueError(f"{path} holds no uint8 images [N, {PIXELS}] under 'data'")
-    numbers = np.array(labels) if isinstance(labels, (list, np.ndarray)) else np.empty(0)
+    # Lists within lists could become arrays of any size.
+    plain = isinstance(labels, list) and all(type(label) is int for label in labels)
+    numbers = np.array(labels) if plain or isinstance(labels, np.ndarray) else np.empty(0)
     if numbers.ndim != 1 or not len(numbers) or not np.issubdtype(numbers.dtype, np.integer):
         raise ValueError(f"{path} holds no whole numbers under {key!r}")
     return pixels, numbers

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-SOURCE_SAMPLES = 797
+from ttac.data.sets.specs import get_spec
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,10 +31,10 @@ def load_digits(seed: int = 0) -> Digits:
         from sklearn.datasets import load_digits as read
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'ttac[demo]'") from error
-    raw = read()
+    raw, spec = read(), get_spec("digits")
     images = torch.from_numpy(raw.images).float()[:, None] / 16
-    images = F.interpolate(images, size=(32, 32), mode="bilinear", align_corners=False)
+    images = F.interpolate(images, size=spec.size, mode="bilinear", align_corners=False)
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     images, labels = images[order], torch.from_numpy(raw.target).long()[order]
-    cut = SOURCE_SAMPLES
+    cut = spec.counts["train"]
     return Digits(images[:cut], labels[:cut], images[cut:], labels[cut:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,9 +20,11 @@ from ttac.files import text_hash
 from ttac.names import pick
 
 LIST = "image_list.txt"  # VisDA's name for a list of files and labels
+LONGEST_LINE = 4096
 TRAIN = "train"
 # Data sets that have both keep the labels of the test images for themselves.
 HELD_OUT = ("validation", "val", "test")
+HASHED_BYTES = 2**30  # of a listing's files together
 GROUPS = ("noise", "blur", "weather", "digital", "extra")  # archives of ImageNet-C
 
 
@@ -58,10 +61,28 @@ class Listing:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
                 return torch.stack(list(pool.map(decode, [files[row] for row in rows.tolist()])))
 
-        listing = [f"{name!a} {(folder / name).stat().st_size}" for name in files]
-        fingerprint = text_hash([f"{expected} {channels} {crop_pct}", *listing])
+        fingerprint = text_hash([f"{expected} {channels} {crop_pct} {self.classes!a}", *self._contents()])
         labels = torch.tensor(self.labels)
         return LabelledImages(read, labels, self.num_classes, channels, expected, fingerprint, self.classes)
+
+    def _contents(self) -> list[str]:
+        """Describe each file for the fingerprint: name, label and hash of the content.
+
+        Where hashing would take long, size and time of the last change stand for the content: a copy of the files is
+        then taken for other data, and a change that restores the time is not noticed.
+        """
+        paths = [self.folder / name for name in self.files]
+        known = [path.stat() for path in paths]
+        if sum(one.st_size for one in known) <= HASHED_BYTES:
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                marks = list(pool.map(_content_hash, paths))
+        else:
+            marks = [f"{one.st_size} {one.st_mtime_ns}" for one in known]
+        return [f"{name!a} {label} {mark}" for name, label, mark in zip(self.files, self.labels, marks, strict=True)]
+
+
+def _content_hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
@@ -74,6 +95,10 @@ def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
             "put the images of each class into a subfolder of its name"
         )
     found, spec = tuple(sorted({name.split("/")[0] for name in files})), wanted.spec
+    there = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
+    without = [name for name in there if name not in found]
+    if without and wanted.classes is None:  # which would give the others their numbers
+        raise ValueError(f"{folder}: no image is read from {', '.join(without[:5])}: remove empty folders, copy links")
     classes = wanted.classes or (None if spec is None else spec.classes) or found
     if spec is not None and len(classes) != spec.num_classes:
         raise ValueError(f"{folder} has {len(classes)} class subfolders, {spec.name} has {spec.num_classes} classes")
@@ -108,13 +133,15 @@ def list_part(folder: Path, wanted: Wanted, part: str = "") -> Listing:
 
 def _parse_list(file: Path) -> tuple[list[str], list[int]]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        lines = _lines(file)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is neither a folder nor a list of images and labels: {error}") from error
     files, labels = [], []
     folders: dict[Path, bool] = {}  # whether they are inside, found out once for each
     inside = file.parent.resolve()
     for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
         name, _, label = line.rstrip().rpartition(" ")
         name = name.strip()
         if not name or not label.isascii() or not label.isdigit():
@@ -131,6 +158,15 @@ def _parse_list(file: Path) -> tuple[list[str], list[int]]:
     if not files:
         raise ValueError(f"{file} lists no images")
     return files, labels
+
+
+def _lines(file: Path) -> list[str]:
+    """Read the lines of a text, and of anything else no more than its beginning."""
+    with file.open(encoding="utf-8-sig") as text:
+        beginning = text.read(LONGEST_LINE)
+        if "\0" in beginning or ("\n" not in beginning and len(beginning) == LONGEST_LINE):
+            raise ValueError(f"{file} is neither a folder nor a list of images and labels")
+        return (beginning + text.read()).splitlines()
 
 
 def has_classes(folder: Path) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-LayoutKind = Literal["digits", "arrays", "cifar", "cifar-c", "cifar10.1", "image-folders", "imagenet-c"]
+LayoutKind = Literal["digits", "arrays", "array-pair", "cifar", "cifar-c", "cifar10.1", "image-folders", "imagenet-c"]
 
 
 @dataclass(frozen=True)

@@ -89,8 +89,10 @@ class Stream:
             "scenario": scenario,
             "samples": len(self),
             "order": order,
+            "between_domains": "nothing is reset",
+            "prefetch": self.prefetch,  # a thread of its own, whose work shows in latencies
             "domains": [
-                {"name": source.mark, "samples": count, "data": source.images.fingerprint, **source.notes}
+                {**source.notes, "name": source.mark, "samples": count, "data": source.images.fingerprint}
                 for source, count in zip(self._sources, counts, strict=True)
             ],
         }
