@@ -259,8 +259,8 @@ def test_visda_is_read_by_folders_or_by_lists(visda: Path) -> None:
         ("a/000.png", r"line 2: expected a path and a label, not 'a/000.png'"),
         ("a/000.png -1", "expected a path and a label"),
         ("a/000.png 1.5", "expected a path and a label"),
-        ("", "expected a path and a label"),
         ("a/000.png 3", r"line 2: label 3 is not in 0..2"),
+        ("\na/000.png 3", r"line 3: label 3 is not in 0..2"),
     ],
 )
 def test_a_list_leads_nowhere_else(line: str, message: str, tmp_path: Path) -> None:

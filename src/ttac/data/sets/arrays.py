@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, hash_of
-from ttac.data.sets.layout import Layout, Wanted, at_or_below, check_count
+from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import get_spec
 from ttac.inputs import check_labels
@@ -20,7 +20,6 @@ from ttac.names import pick
 SPLITS = ("train", "test")
 PAIR = ("images.npy", "labels.npy")
 VERSIONS = get_spec("cifar10.1").domains  # the authors recommend the first
-MAX_CLASSES = 1_000_000  # where the labels alone tell how many there are
 
 
 def load_array(path: Path) -> np.ndarray:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.folder import UnreadableImageError, image_size, labels_by_subfolder, list_images, read_image
 from ttac.data.labelled import LabelledImages
-from ttac.data.sets.layout import Layout, Wanted, at_or_below, check_count
+from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
 from ttac.files import text_hash
 from ttac.names import pick
 
@@ -115,11 +115,8 @@ def list_file(file: Path, wanted: Wanted, part: str = "") -> Listing:
     """List the images of a list file: lines of a path, relative to the list's own folder, and a label."""
     spec = wanted.spec
     names = wanted.classes or (None if spec is None else spec.classes)
-    files, labels = _parse_list(file)
+    files, labels = _parse_list(file, MAX_CLASSES if names is None else len(names))
     count = max(labels) + 1 if names is None else len(names)
-    for number, label in enumerate(labels, 1):
-        if not 0 <= label < count:
-            raise ValueError(f"{file}, line {number}: label {label} is not in 0..{count - 1}")
     check_count(spec, part, len(files), file)
     return Listing(file.parent, files, labels, count, names)
 
@@ -131,7 +128,7 @@ def list_part(folder: Path, wanted: Wanted, part: str = "") -> Listing:
     return list_classes(folder, wanted, part)
 
 
-def _parse_list(file: Path) -> tuple[list[str], list[int]]:
+def _parse_list(file: Path, num_classes: int) -> tuple[list[str], list[int]]:
     try:
         lines = _lines(file)
     except UnicodeDecodeError as error:
@@ -153,6 +150,8 @@ def _parse_list(file: Path) -> tuple[list[str], list[int]]:
             raise ValueError(f"{file}, line {number}: {name} leads out of the list's folder")
         if not path.is_file():
             raise FileNotFoundError(f"{path}, line {number} of {file.name}, is missing")
+        if len(label) > 9 or int(label) >= num_classes:
+            raise ValueError(f"{file}, line {number}: label {label[:20]} is not in 0..{num_classes - 1}")
         files.append(name)
         labels.append(int(label))
     if not files:

@@ -9,6 +9,8 @@ from pathlib import Path
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets.spec import DatasetSpec, LayoutKind
 
+MAX_CLASSES = 1_000_000  # where the labels alone tell how many there are
+
 
 @dataclass(frozen=True)
 class Wanted:
