@@ -25,8 +25,7 @@ def replacing(path: Path | str) -> Iterator[Path]:
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         yield draft
-        with draft.open("rb") as written:
-            os.fsync(written.fileno())
+        to_disk(draft)
         draft.chmod(0o666 & ~_umask())  # safetensors keeps its files from everybody else
         draft.replace(path)
     except OSError as error:
@@ -35,6 +34,15 @@ def replacing(path: Path | str) -> Iterator[Path]:
         raise
     finally:
         draft.unlink(missing_ok=True)
+
+
+def to_disk(path: Path) -> None:
+    """Wait until a file's content, or the names in a folder, would outlast a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _umask() -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ttac.files import replacing, text_hash
+from ttac.files import replacing, text_hash, to_disk
 from ttac.jobs import StoppedError
 
 SYNC_SECONDS = 5.0
@@ -55,7 +55,7 @@ class ArrayFile:
         with self._failures_explained():
             if not self.rows and self._note.exists():
                 self._note.unlink()  # first, or it would count the new rows as those of its own settings
-                _sync_folder(self.path.parent)
+                to_disk(self.path.parent)
             self._part.touch()
             self._file = self._stack.enter_context(io.FileIO(self._part, "r+"))
             self._file.truncate(self._place(self.rows) if self.rows else 0)
@@ -120,7 +120,7 @@ class ArrayFile:
         with self._failures_explained():
             self._sync()
             self._part.replace(self.path)
-            _sync_folder(self.path.parent)
+            to_disk(self.path.parent)
             self._note.unlink()
 
     def _rows_there(self) -> int:
@@ -231,11 +231,3 @@ def _header(shape: tuple[int, ...]) -> bytes:
     text = io.BytesIO()
     np.lib.format.write_array_header_1_0(text, {"descr": "|u1", "fortran_order": False, "shape": shape})
     return text.getvalue()
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
+from ttac.files import to_disk
+
 MAX_MEMBERS = 3_000_000
 MAX_HEADER = 2**20  # bytes of one member, with its long name and all else that stands before its content
 MAX_PADDING = 2**24
@@ -62,15 +64,6 @@ def unpack(archive: Path, target: Path, limit: int) -> None:
         to_disk(target.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def to_disk(path: Path) -> None:
-    """Wait until a file's content, or the names in a folder, would outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _write(archive: Path, member: _Member, folder: Path) -> None:
