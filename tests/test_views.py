@@ -295,3 +295,9 @@ def test_double_precision_equals_single_precision() -> None:
 def test_magnitude_outside_the_bins_is_refused() -> None:
     with pytest.raises(ValueError, match="magnitude 31"):
         strong_view(torch.zeros(1, 3, 8, 8), torch.Generator(), flip=False, magnitude=31)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_shifted_images_have_the_strides_of_their_layout(channels: int) -> None:
+    shifted = random_crop(torch.rand(2, channels, 8, 8), torch.Generator())
+    assert shifted.stride() == (channels * 64, 64, 8, 1)

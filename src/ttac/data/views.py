@@ -36,8 +36,10 @@ def random_crop(images: Tensor, generator: torch.Generator, *, padding: int = 4)
     columns = shifts[1, :, None] + torch.arange(width, device=images.device)  # [N, W]
     sample = torch.arange(count, device=images.device)[:, None, None]
     # Advanced indices around the channel slice move to the front: [N, H, W, C]. Left so, the strides say channels-last,
-    # and torch 2.13's convolutions of four channels write out of bounds in the backward pass of that layout.
-    return padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2).contiguous()
+    # and torch 2.13's convolutions of four channels write out of bounds in the backward pass of that layout. A single
+    # channel is contiguous either way, so only a copy takes its strides along.
+    shifted = padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
+    return shifted.clone(memory_format=torch.contiguous_format)
 
 
 def weak_view(images: Tensor, generator: torch.Generator, *, flip: bool, crop: bool) -> Tensor:
