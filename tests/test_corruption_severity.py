@@ -42,8 +42,12 @@ def errors() -> dict[str, list[float]]:
     return {name: [error(name, severity) for severity in SEVERITIES] for name in (*CORRUPTIONS, *EXTRA)}
 
 
-def test_the_mean_over_all_corruptions_rises(errors: dict[str, list[float]]) -> None:
-    means = [sum(column) / len(errors) for column in zip(*errors.values(), strict=True)]
+# The published constants of the elastic transform have their largest displacements at severities 1 and 2.
+RISING = [name for name in (*CORRUPTIONS, *EXTRA) if name != "elastic_transform"]
+
+
+def test_the_mean_over_the_rising_corruptions_rises(errors: dict[str, list[float]]) -> None:
+    means = [sum(column) / len(RISING) for column in zip(*(errors[name] for name in RISING), strict=True)]
     assert means == sorted(means)
     assert means[-1] > means[0] + 10
 
@@ -56,7 +60,6 @@ def test_what_harms_digits_harms_them_more_and_more(name: str, errors: dict[str,
     assert last > first + 15
 
 
-@pytest.mark.parametrize("name", [name for name in (*CORRUPTIONS, *EXTRA) if name != "elastic_transform"])
+@pytest.mark.parametrize("name", RISING)
 def test_no_corruption_is_milder_at_the_end(name: str, errors: dict[str, list[float]]) -> None:
-    # The published constants of the elastic transform have their largest displacements at severities 1 and 2.
     assert errors[name][-1] >= errors[name][0] - 5
