@@ -96,7 +96,7 @@ def test_the_record_says_what_produced_it(world: Path) -> None:
         [1, 2, 3, 4, 5],
     )
     assert record["settings"] == {
-        "data": read_data(str(world), split="test").first(5).fingerprint,
+        "data": read_data(str(world), split="test").some(5).fingerprint,
         "images": 5,
         "size": [32, 32],
         "seed": 3,

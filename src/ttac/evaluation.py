@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +19,7 @@ from ttac.data.streams import Domain, Scenario, Stream, corrupted_domains
 from ttac.engine import Outcome, check_protocol, evaluate
 from ttac.files import text_hash
 from ttac.jobs import check_same_settings, image_progress, plain_settings
+from ttac.methods.base import Adapter
 from ttac.protocols import get_protocol
 from ttac.report.records import Record
 from ttac.source.target import read_for
@@ -39,6 +41,8 @@ class StreamChoice:
     frost: Path | None = None  # folder of photographs; None: a procedural texture
     clean: str | None = None  # data of the interludes; None: the images before they are corrupted
     prefetch: int = 2
+    some: int | None = None  # images of the data alone, the same ones whatever the seed
+    corruption_seed: int | None = None  # None: that of the scenario
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself."""
@@ -54,16 +58,17 @@ class StreamChoice:
         usual = SEVERITIES if self.scenario.sequence == "gradual" else (USUAL_SEVERITY,)
         clean = None if self.clean is None else read_for(model, find_data(self.clean), self.split)
         if self.corruptions:
-            original = read()
+            original = read().some(self.some)
             clean = clean or original
             photographs = None if self.frost is None else FrostPhotographs.read(self.frost)
             severities = self.severities or usual
-            domains = corrupted_domains(original, self.corruptions, severities, self.scenario.seed, photographs)
+            seed = self.scenario.seed if self.corruption_seed is None else self.corruption_seed
+            domains = corrupted_domains(original, self.corruptions, severities, seed, photographs)
         else:
             levels = self.severities or (usual if found.layout.severities else (None,))
             title = found.path.name if found.spec is None else found.spec.name
             domains = [
-                Domain(name or title, read(domain=name, severity=severity), severity)
+                Domain(name or title, read(domain=name, severity=severity).some(self.some), severity)
                 for name in self.domains or (None,)
                 for severity in levels
             ]
@@ -72,12 +77,11 @@ class StreamChoice:
 
 
 @dataclass(frozen=True)
-class EvaluateJob:
-    """What to evaluate, on what, under which protocol, and where the record goes."""
+class Measurement:
+    """A method on a stream under a protocol."""
 
     choice: MethodChoice
     stream: StreamChoice
-    out: Path
     protocol: str = "N-O-SF"
     epochs: int | None = None  # of multi-pass protocols
 
@@ -87,45 +91,71 @@ class EvaluateJob:
             raise ValueError(f"{self.protocol} reads every sample once: --epochs belongs to the multi-pass protocols")
 
 
+class Prepared:
+    """A measurement whose data are found; nothing has been learned or predicted yet."""
+
+    def __init__(self, measurement: Measurement) -> None:
+        self.protocol = get_protocol(measurement.protocol)
+        self.choice = dataclasses.replace(measurement.choice, source_free=self.protocol.source == "free").completed()
+        self.stream = measurement.stream.build(self.choice.model)
+        self.settings = _settings(measurement, self.choice, self.stream)
+        self._measurement = measurement
+
+    def adapter(self, console: Console) -> Adapter:
+        """Make the adapter, or raise an error where the protocol does not allow it."""
+        check = partial(check_protocol, protocol=self.protocol)
+        adapter = self.choice.adapter(console, lambda: self.choice.infer(console, check))
+        check(adapter)
+        return adapter
+
+    def measure(
+        self, adapter: Adapter, progress: Callable[[Outcome], None], notes: Mapping[str, Any] | None = None
+    ) -> Record:
+        """Walk the stream; `notes` go into the provenance."""
+        known = {"data": self._measurement.stream.data, "settings": self.settings, **(notes or {})}
+        epochs = self._measurement.epochs
+        return evaluate(adapter, self.stream, self.protocol, epochs=epochs, progress=progress, notes=known)
+
+
+@dataclass(frozen=True)
+class EvaluateJob:
+    """What to measure, and where the record goes."""
+
+    measurement: Measurement
+    out: Path
+
+
 def run_evaluate(job: EvaluateJob, console: Console) -> None:
     """Do the job, unless its record is there."""
-    protocol = get_protocol(job.protocol)
-    choice = dataclasses.replace(job.choice, source_free=protocol.source == "free").completed()
-    stream = job.stream.build(choice.model)
-    settings = _settings(job, choice, stream)
-    if _is_there(job.out, settings):
+    prepared = Prepared(job.measurement)
+    if _is_there(job.out, prepared.settings):
         console.print(f"{job.out} is there: nothing to do", markup=False)
         return
-    check = partial(check_protocol, protocol=protocol)
-    adapter = choice.adapter(console, lambda: choice.infer(console, check))
-    check(adapter)
+    adapter = prepared.adapter(console)
+    title = f"{adapter.name} under {prepared.protocol.name}"
     job.out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
     with image_progress(console, "{task.fields[error]:.2f} % error") as progress:
-        task = progress.add_task(f"{adapter.name} under {protocol.name}", total=len(stream), error=0.0)
+        task = progress.add_task(title, total=len(prepared.stream), error=0.0)
 
         def show(outcome: Outcome) -> None:
             progress.update(task, completed=outcome.samples, error=outcome.error)
 
-        notes = {"data": job.stream.data, "settings": settings}
-        record = evaluate(adapter, stream, protocol, epochs=job.epochs, progress=show, notes=notes)
+        record = prepared.measure(adapter, show)
     for domain, found in record.domain_error.items():  # before they are saved, as a disk may be full
         console.print(f"{domain}: {found['error']:.2f} % error of {found['samples']} samples", markup=False)
     record.save(job.out)
-    console.print(
-        f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {adapter.name} under {protocol.name}",
-        markup=False,
-    )
+    console.print(f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {title}", markup=False)
 
 
-def _settings(job: EvaluateJob, choice: MethodChoice, stream: Stream) -> dict[str, Any]:
+def _settings(measurement: Measurement, choice: MethodChoice, stream: Stream) -> dict[str, Any]:
     """Name all that the record depends on."""
     described = stream.describe()
     names = choice.model.description.classes
     return plain_settings(
         {
             **choice.settings(),
-            "protocol": job.protocol,
-            "epochs": job.epochs,
+            "protocol": measurement.protocol,
+            "epochs": measurement.epochs,
             **described["scenario"],
             "domains": list(stream.domains),
             "data": text_hash([domain["data"] for domain in described["domains"]]),

@@ -40,25 +40,43 @@ def signals_noted(console: Console) -> Iterator[list[int]]:
         noted.append(signum)
         console.print("stopping after this batch; interrupt again to stop at once", markup=False)
 
-    if threading.current_thread() is not threading.main_thread():  # Python leaves signals to the main thread
+    with _handling(note):
         yield noted
-        return
-    previous = {signum: signal.signal(signum, note) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield noted
-    finally:
-        for signum, handler in previous.items():
-            signal.signal(signum, handler)
 
 
 @contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes of the same job out of `folder`, which is made if need be."""
+def ended_by_signals(message: str) -> Iterator[None]:
+    """Raise a `StoppedError` with this message at a SIGINT or SIGTERM, wherever the block is."""
+
+    def stop(signum: int, _frame: object) -> None:
+        raise StoppedError(signum, message)
+
+    with _handling(stop):
+        yield
+
+
+@contextmanager
+def _handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Handle SIGINT and SIGTERM, where this is the main thread: Python leaves signals to it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {signum: signal.signal(signum, handler) for signum in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for signum, earlier in previous.items():
+            signal.signal(signum, earlier)
+
+
+@contextmanager
+def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
+    """Keep other processes of the same job out of `folder`, which is made if need be; or wait until they are done."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise ValueError(f"another process is writing to {folder}") from error
         yield

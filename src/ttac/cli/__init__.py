@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser, Namespace
 from ttac import __version__
 from ttac.cli.adapt import adapt_command, adapt_parser, parse_options
 from ttac.cli.attack import attack_command, attack_parser
+from ttac.cli.bench import bench_command, bench_parser
 from ttac.cli.common import new_parser
 from ttac.cli.corrupt import corrupt_command, corrupt_parser
 from ttac.cli.data import check_command, check_parser, fetch_command, fetch_parser, list_command, list_parser
@@ -47,6 +48,7 @@ def build_parser() -> ArgumentParser:
     commands.add_subcommand("train", train_parser(), help="train a source model into a bundle")
     commands.add_subcommand("adapt", adapt_parser(), help="adapt a model to a folder of images")
     commands.add_subcommand("evaluate", evaluate_parser(), help="measure a method on a stream of labelled images")
+    commands.add_subcommand("bench", bench_parser(), help="run an experiment: every method on every target")
     stats = new_parser("Make the statistics of a source model that methods anchor to.")
     commands.add_subcommand("stats", stats, help="make source statistics")
     actions = stats.add_subcommands(dest="action")
@@ -61,7 +63,6 @@ def build_parser() -> ArgumentParser:
     commands.add_subcommand("corrupt", corrupt_parser(), help="write a data set under corruptions")
     commands.add_subcommand("attack", attack_parser(), help="write a data set that deceives a model")
     commands.add_subcommand("methods", methods_parser(), help="list the methods and what they can do")
-    commands.add_subcommand("demo", demo_parser(), help="train, shift, adapt and report on small images")
     return parser
 
 
@@ -69,6 +70,7 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "train": train_command,
     "adapt": adapt_command,
     "evaluate": evaluate_command,
+    "bench": bench_command,
     "stats collect": collect_command,
     "stats infer": infer_command,
     "data list": list_command,

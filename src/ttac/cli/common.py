@@ -75,7 +75,7 @@ def add_part_arguments(parser: ArgumentParser) -> None:
     add_data_argument(parser)
     add = parser.add_argument
     add("--split", type=str, default="test", metavar="NAME", help="part of the data set (default: %(default)s)")
-    add("--samples", type=PositiveInt, metavar="N", help="the first N images alone (default: all)")
+    add("--samples", type=PositiveInt, metavar="N", help="N images alone, chosen at random (default: all)")
 
 
 def let_own_networks_be_imported(arch: str | None) -> None:

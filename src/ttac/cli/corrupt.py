@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from jsonargparse import ArgumentParser, Namespace
@@ -35,20 +34,9 @@ def corrupt_parser() -> ArgumentParser:
     return parser
 
 
-def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Take names and sets of names, each name once.
-
-    >>> corruption_names(["fog", "fog"]), len(corruption_names(["fog", "standard"])), len(corruption_names(["all"]))
-    (('fog',), 15, 19)
-    """
-    from ttac.data.corruptions import CORRUPTIONS, EXTRA
-
-    sets = {"standard": CORRUPTIONS, "all": (*CORRUPTIONS, *EXTRA)}
-    return tuple(dict.fromkeys(name for word in words for name in sets.get(word, (word,))))
-
-
 def corrupt_command(chosen: Namespace) -> int:
     """Write the arrays."""
+    from ttac.data.corruptions import corruption_names
     from ttac.data.corruptions.job import CorruptJob, run_corrupt
 
     job = CorruptJob(

@@ -10,7 +10,6 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from ttac.cli.adapt import add_method_arguments, parse_options
 from ttac.cli.common import add_data_argument, add_model_arguments, load_chosen_model, new_parser, run_job
-from ttac.cli.corrupt import corruption_names
 
 
 def evaluate_parser() -> ArgumentParser:
@@ -71,8 +70,9 @@ def _add_scenario_arguments(parser: ArgumentParser) -> None:
 def evaluate_command(chosen: Namespace) -> int:
     """Evaluate one method on one stream."""
     from ttac.choice import MethodChoice
+    from ttac.data.corruptions import corruption_names
     from ttac.data.streams import Scenario
-    from ttac.evaluation import EvaluateJob, StreamChoice, run_evaluate
+    from ttac.evaluation import EvaluateJob, Measurement, StreamChoice, run_evaluate
 
     scenario = Scenario(
         chosen.scenario,
@@ -97,4 +97,5 @@ def evaluate_command(chosen: Namespace) -> int:
     )
     options = {"seed": int(chosen.seed), **parse_options(chosen.method, chosen.set)}
     choice = MethodChoice(load_chosen_model(chosen), chosen.method, chosen.preset, options, chosen.stats)
-    return run_job(run_evaluate, EvaluateJob(choice, stream, chosen.out, chosen.protocol, chosen.epochs))
+    measurement = Measurement(choice, stream, chosen.protocol, chosen.epochs)
+    return run_job(run_evaluate, EvaluateJob(measurement, chosen.out))

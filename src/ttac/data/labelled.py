@@ -59,16 +59,21 @@ class LabelledImages:
         pixels = torch.cat([self.read(rows) for rows in torch.arange(len(self)).split(CHUNK)])
         return replace(self, read=lambda rows: pixels[rows])
 
-    def first(self, count: int | None) -> LabelledImages:
-        """Keep the first `count` images, or all.
+    def some(self, count: int | None) -> LabelledImages:
+        """Keep `count` images in their order, or all: chosen at random, as the first ones may be of one class alone.
+
+        They are the same ones each time.
 
         >>> data = from_tensors(torch.zeros(3, 3, 8, 8, dtype=torch.uint8), torch.zeros(3).long(), 1)
-        >>> len(data.first(2)), len(data.first(None))
+        >>> len(data.some(2)), len(data.some(None))
         (2, 3)
         """
-        if count is not None and not 1 <= count <= len(self):
+        if count is None:
+            return self
+        if not 1 <= count <= len(self):
             raise ValueError(f"{count} images are wanted, and there are {len(self)}")
-        return self if count is None else self.subset(torch.arange(count))
+        chosen = torch.randperm(len(self), generator=torch.Generator().manual_seed(0))[:count]
+        return self.subset(chosen.sort().values)
 
     def split(self, share: float, seed: int) -> tuple[LabelledImages, LabelledImages]:
         """Split off a random share, which comes second.

@@ -7,9 +7,11 @@ import json
 import os
 import platform
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -69,13 +71,46 @@ def environment() -> dict[str, Any]:
         own = "unknown (not installed)"
     return {
         "ttac": own,
+        "commit": code_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
         "pillow": PIL.__version__,
         "platform": platform.platform(),
+        "processor": processor(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+@cache
+def code_commit() -> str | None:
+    """Give the commit that this code was checked out from, "+" where files were changed since; None without git."""
+    folder = Path(__file__).parent
+    # Files that git does not know may lie about; those that it ignores are none of the code either.
+    questions = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", "."])
+    try:
+        commit, changed = (
+            subprocess.run(["git", "-C", folder, *question], capture_output=True, text=True, timeout=10, check=True)
+            for question in questions
+        )
+        known = subprocess.run(["git", "-C", folder, "ls-files", "--error-unmatch", "records.py"], capture_output=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    if known.returncode:  # installed into a folder below somebody's own repository
+        return None
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+@cache
+def processor() -> str:
+    """Name the processor, and the graphics card where torch uses one."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    name = names[0] if names else platform.processor() or platform.machine()
+    return f"{name}, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else name

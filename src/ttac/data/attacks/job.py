@@ -37,7 +37,7 @@ class AttackJob:
     out: Path
     options: PGDOptions
     split: str = "test"
-    samples: int | None = None  # the first ones; None: all
+    samples: int | None = None  # chosen at random; None: all
     batch: int = 256
 
     def __post_init__(self) -> None:
@@ -84,7 +84,7 @@ class Tally:
 
 def run_attack(job: AttackJob, console: Console) -> None:
     """Do the job, or the rest of it."""
-    data = read_for(job.model, find_data(job.data), job.split).first(job.samples)
+    data = read_for(job.model, find_data(job.data), job.split).some(job.samples)
     check_size(job.model.classifier, data.size)
     settings = _settings(job, data)
     shape = (len(data), *data.size, data.channels)

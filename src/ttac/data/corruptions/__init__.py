@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -48,6 +48,16 @@ _APPLY: dict[str, Apply] = {
     "spatter": spatter.spatter,
     "saturate": digital.saturate,
 }
+
+
+def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
+    """Take names and sets of names (standard, all), each name once.
+
+    >>> corruption_names(["fog", "fog"]), len(corruption_names(["fog", "standard"])), len(corruption_names(["all"]))
+    (('fog',), 15, 19)
+    """
+    sets = {"standard": CORRUPTIONS, "all": NAMES}
+    return tuple(dict.fromkeys(name for word in words for name in sets.get(word, (word,))))
 
 
 @dataclass(frozen=True)

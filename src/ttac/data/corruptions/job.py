@@ -38,7 +38,7 @@ class CorruptJob:
     seed: int = 0
     frost: Path | None = None  # folder of photographs; None: a procedural texture
     split: str = "test"
-    samples: int | None = None  # the first ones; None: all
+    samples: int | None = None  # chosen at random; None: all
     size: int | None = None  # of image files, which are resized and cropped to it
     batch: int = 500
     device: str = "cpu"
@@ -155,7 +155,7 @@ def _read(job: CorruptJob) -> LabelledImages:
     data = read_data(job.data, split=job.split, size=size)
     if size is not None and data.size != size:
         raise ValueError(f"{job.data} is of {data.size[0]} x {data.size[1]}: --size is for image files alone")
-    return data.first(job.samples).in_memory()  # every image comes up once a severity of each corruption
+    return data.some(job.samples).in_memory()  # every image comes up once a severity of each corruption
 
 
 def _listed(out: Path, settings: dict[str, Any]) -> list[str] | None:

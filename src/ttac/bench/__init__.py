@@ -1,0 +1,1 @@
+"""Experiments of many runs: YAML -> runs -> processes -> one record each."""

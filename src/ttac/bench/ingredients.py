@@ -1,0 +1,111 @@
+"""What runs need before they start: source models, statistics inferred from them, and images that deceive them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from ttac.bench.experiment import Experiment
+from ttac.bench.runs import Run
+from ttac.data.attacks import USUAL, PGDOptions
+from ttac.data.attacks.job import RECORD, AttackJob, run_attack
+from ttac.files import text_hash
+from ttac.jobs import alone_in
+from ttac.names import pick
+from ttac.source.bundle import DESCRIPTION, read_description
+from ttac.source.job import TrainJob, run_train
+from ttac.source.models import load_model
+from ttac.source.objectives import make_objective
+from ttac.source.statistics import SourceStatistics
+from ttac.source.train import Recipe
+
+
+@dataclass(frozen=True)
+class Ingredients:
+    """Where the files of one run are."""
+
+    model: str  # bundle
+    statistics: Path | None  # None: those of the bundle, or none
+    data: str  # see `find_data`
+
+
+class Pantry:
+    """Finds the ingredients of runs, and makes those that are not there; all are kept for the next bench."""
+
+    def __init__(self, experiment: Experiment, folder: Path, bundles: Mapping[str, str]) -> None:
+        for name in bundles:
+            pick(name, experiment.sources, "source of the experiment")
+        self._experiment, self._folder, self._bundles = experiment, folder, bundles
+
+    def prepare(self, runs: Sequence[Run], console: Console) -> dict[str, Ingredients]:
+        """Train, infer and attack whatever these runs lack, and say where it is, by the runs' names."""
+        with alone_in(self._folder, wait=True):  # another shard may be making the same
+            for source in dict.fromkeys(run.source for run in runs):
+                self._train(source, console)
+            return {run.name: self._of(run, console) for run in runs}
+
+    def bundle(self, source: str) -> Path:
+        """Give the bundle of a source: the one that was named, or the place for ours."""
+        named = self._bundles.get(source)
+        return self._folder / "sources" / f"{source}-{self._recipe_hash(source)}" if named is None else Path(named)
+
+    def weights(self, source: str) -> str | None:
+        """Give the fingerprint of a source's weights, None where they are not there yet."""
+        bundle = self.bundle(source)
+        return str(read_description(bundle)["fingerprint"]) if (bundle / DESCRIPTION).exists() else None
+
+    def _of(self, run: Run, console: Console) -> Ingredients:
+        target, model = self._experiment.targets[run.target], self.bundle(run.source)
+        statistics, data = None, target.data
+        if run.statistics in ("inferred", "rescaled"):
+            statistics = self._folder / "statistics" / f"{self.weights(run.source)}-{run.statistics}.safetensors"
+            if not statistics.exists():
+                console.print(f"the class means of the source model {run.source}: {run.statistics}", markup=False)
+                classifier = load_model(str(model)).classifier
+                make = SourceStatistics.infer if run.statistics == "inferred" else SourceStatistics.rescale_weights
+                make(classifier).save(statistics)
+        if target.attack is not None:
+            asked = [target.data, target.split, str(target.samples), target.attack, str(self.weights(run.source))]
+            out = self._folder / "attacks" / f"{run.target}-{text_hash(asked)}"
+            data = str(out)
+            if not (out / RECORD).exists():
+                console.print(f"attacking the source model {run.source} on {run.target}", markup=False)
+                options = PGDOptions(target.attack, *USUAL[target.attack])
+                loaded = load_model(str(model))
+                run_attack(AttackJob(loaded, target.data, out, options, target.split, target.samples), console)
+        return Ingredients(str(model), statistics, data)
+
+    def _recipe_hash(self, source: str) -> str:
+        """Hash all that a source depends on, the source that it starts from among it."""
+        spec = pick(source, self._experiment.sources, "source of the experiment")
+        before: list[str] = []
+        if spec.init is not None:
+            before = [str(self.weights(spec.init)) if spec.init in self._bundles else self._recipe_hash(spec.init)]
+        return text_hash([str(dataclasses.asdict(spec)), *before])
+
+    def _train(self, source: str, console: Console) -> None:
+        out = self.bundle(source)
+        if (out / DESCRIPTION).exists():
+            return
+        if source in self._bundles:
+            raise FileNotFoundError(f"no bundle of ttac train in {out}, which was named as the source {source}")
+        spec = pick(source, self._experiment.sources, "source of the experiment")
+        if spec.init is not None:
+            self._train(spec.init, console)
+        console.print(f"training the source model {source}", markup=False)
+        job = TrainJob(
+            spec.data,
+            out,
+            Recipe(spec.epochs, spec.batch, spec.lr, spec.weight_decay, seed=spec.seed),
+            arch=spec.arch,
+            arch_options=spec.arch_options,
+            objective=make_objective(spec.objective),
+            init=None if spec.init is None else str(self.bundle(spec.init)),
+            size=spec.size,
+            collect_statistics=True,
+        )
+        run_train(job, console)
