@@ -100,7 +100,7 @@ class Experiment:
 def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:
     """Read an experiment at a scale: `scales/<scale>.yaml` beside it, itself, its part on the scale, and overrides.
 
-    Later layers win; mappings are merged, everything else is replaced. An override is `dotted.path=value`, with the
+    Later layers win; mappings are merged, everything else is replaced, and null takes a key out. An override is `dotted.path=value`, with the
     value in YAML. A key that no layer may have raises an error.
     """
     own = _read(file)
@@ -174,11 +174,11 @@ def _override(text: str) -> dict[str, Any]:
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one mapping over another.
 
-    >>> _merged({"a": {"b": 1, "c": 2}}, {"a": {"c": 3}})
+    >>> _merged({"a": {"b": 1, "c": 2}, "d": 4}, {"a": {"c": 3}, "d": None})
     {'a': {'b': 1, 'c': 3}}
     """
     merged = dict(below)
     for key, value in above.items():
         there = merged.get(key)
         merged[key] = _merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
-    return merged
+    return {key: value for key, value in merged.items() if value is not None}

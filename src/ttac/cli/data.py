@@ -116,8 +116,8 @@ def _row(spec: DatasetSpec, root: Path) -> dict[str, Any]:
 def _place(spec: DatasetSpec, root: Path) -> str | None:
     from ttac.data.sets import find_data
 
-    if spec.layout == "digits":
-        found = find_spec("sklearn")
+    if spec.package is not None:
+        found = find_spec(spec.package)
         return None if found is None else found.origin
     try:
         return str(find_data(spec.name, root).path)

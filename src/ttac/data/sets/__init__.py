@@ -8,10 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from torch import Tensor
+
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, from_tensors
 from ttac.data.sets import arrays, cifar, image_files
 from ttac.data.sets.digits import load_digits
+from ttac.data.sets.glyphs import draw_glyphs
 from ttac.data.sets.layout import Layout, Wanted
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import SPECS, get_spec
@@ -81,6 +84,8 @@ def find_data(data: str, root: Path | None = None) -> DataSet:
     ('train', 'test')
     """
     name, _, place = data.partition("=")
+    if name in _EMBEDDED and place:
+        raise ValueError(f"{name} comes with {_EMBEDDED[name].expects} and has no path: leave ={place} out")
     if name in SPECS and place:
         return _recognise(Path(place).expanduser(), SPECS[name])  # which shells leave to us after a "="
     if data in SPECS:
@@ -122,20 +127,31 @@ def read_data(
 
 def _read_digits(_: Path, wanted: Wanted) -> LabelledImages:
     digits = load_digits()
-    images, labels = (
-        (digits.source_images, digits.source_labels)
-        if wanted.split == "train"
-        else (digits.target_images, digits.target_labels)
-    )
-    spec = get_spec("digits")
+    if wanted.split == "train":
+        return _embedded(digits.source_images, digits.source_labels, wanted)
+    return _embedded(digits.target_images, digits.target_labels, wanted)
+
+
+def _read_glyphs(_: Path, wanted: Wanted) -> LabelledImages:
+    assert wanted.split is not None
+    return _embedded(*draw_glyphs(wanted.split), wanted)
+
+
+def _embedded(images: Tensor, labels: Tensor, wanted: Wanted) -> LabelledImages:
+    assert wanted.spec is not None
     # A mirrored digit is another sign.
-    data = from_tensors((255 * images).round().byte(), labels, spec.num_classes, flip=False)
-    return replace(data, classes=wanted.classes or spec.classes)
+    data = from_tensors((255 * images).round().byte(), labels, wanted.spec.num_classes, flip=False)
+    return replace(data, classes=wanted.classes or wanted.spec.classes)
 
 
-_DIGITS = Layout(
-    "digits", "scikit-learn", lambda path, spec: None, lambda path: ("train", "test"), _read_digits, holds="digits"
-)
+def _both(path: Path) -> tuple[str, ...]:
+    return ("train", "test")
+
+
+_EMBEDDED = {
+    "digits": Layout("embedded", "scikit-learn", lambda path, spec: None, _both, _read_digits, holds="digits"),
+    "glyphs": Layout("embedded", "matplotlib", lambda path, spec: None, _both, _read_glyphs, holds="glyphs"),
+}
 _LAYOUTS = (*cifar.LAYOUTS, *arrays.LAYOUTS, *image_files.LAYOUTS)  # from the most to the least particular
 
 
@@ -152,8 +168,8 @@ def _matches(path: Path, spec: DatasetSpec | None) -> list[DataSet]:
 
 def _below(root: Path, spec: DatasetSpec) -> DataSet:
     """Look for a data set by its name and by its usual folders."""
-    if spec.layout == "digits":
-        return DataSet(Path("scikit-learn"), _DIGITS, spec)
+    if spec.name in _EMBEDDED:
+        return DataSet(Path(_EMBEDDED[spec.name].expects), _EMBEDDED[spec.name], spec)
     for name in (spec.name, *spec.folders):
         if (root / name).exists():
             found = _matches(root / name, spec)

@@ -46,7 +46,7 @@ def check_data(found: DataSet, archives: Path) -> Iterator[Finding]:
     ):
         try:
             yield Finding(part.name, "ok", part.check())
-        except (FileNotFoundError, ImportError) as error:  # the digits are missing where scikit-learn is
+        except (FileNotFoundError, ImportError) as error:  # embedded sets are missing where their package is
             yield Finding(part.name, "missing" if part.needed else "not needed", str(error))
         except (ValueError, OSError) as error:
             yield Finding(part.name, "damaged", str(error))
@@ -143,7 +143,7 @@ def _check_images(listing: image_files.Listing) -> str:
 
 
 _PARTS: dict[str, Callable[[DataSet, DatasetSpec], Iterator[_Part]]] = {
-    "digits": _splits,
+    "embedded": _splits,
     "arrays": _splits,
     "cifar": _cifar,
     "cifar-c": _domains,

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 
 from ttac.data.sets.specs import get_spec
 
+LEVELS = 16  # of ink in a block, beside none
+
 
 @dataclass(frozen=True, eq=False)
 class Digits:
@@ -32,9 +34,17 @@ def load_digits(seed: int = 0) -> Digits:
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'ttac[demo]'") from error
     raw, spec = read(), get_spec("digits")
-    images = torch.from_numpy(raw.images).float()[:, None] / 16
-    images = F.interpolate(images, size=spec.size, mode="bilinear", align_corners=False)
+    images = enlarged(torch.from_numpy(raw.images).float())
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
     images, labels = images[order], torch.from_numpy(raw.target).long()[order]
     cut = spec.counts["train"]
     return Digits(images[:cut], labels[:cut], images[cut:], labels[cut:])
+
+
+def enlarged(levels: Tensor) -> Tensor:
+    """Enlarge the ink of blocks, `[N, 8, 8]` in 0 .. 16, to images `[N, 1, 32, 32]` in [0, 1].
+
+    >>> enlarged(torch.full((2, 8, 8), 16.0)).unique()
+    tensor([1.])
+    """
+    return F.interpolate(levels[:, None] / LEVELS, size=get_spec("digits").size, mode="bilinear", align_corners=False)

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 from urllib.parse import urlsplit
 
-LayoutKind = Literal["digits", "arrays", "array-pair", "cifar", "cifar-c", "cifar10.1", "image-folders", "imagenet-c"]
+LayoutKind = Literal["embedded", "arrays", "array-pair", "cifar", "cifar-c", "cifar10.1", "image-folders", "imagenet-c"]
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,7 @@ class DatasetSpec:
     folders: tuple[str, ...] = ()  # usual names on disk, beside the name itself
     files: tuple[RemoteFile, ...] = ()
     md5: Mapping[str, str] = field(default_factory=dict)  # published sums of unpacked files
+    package: str | None = None  # to import, where that is what an embedded data set comes with
     manual: str = ""  # what nobody can fetch; FOLDER is where the data set is to be
     terms: str = ""
     presets: Mapping[str, PaperNumbers] = field(default_factory=dict)

@@ -292,18 +292,29 @@ _VISDA_C = replace(
 _DIGITS = DatasetSpec(
     "digits",
     "scikit-learn's handwritten digits at 32 x 32",
-    "digits",
+    "embedded",
     10,
     {"train": 797, "test": 1000},
     "Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, 1998",
     channels=1,
     classes=tuple(map(str, range(10))),
+    package="sklearn",
     manual="They come with scikit-learn: pip install 'ttac[demo]'.",
+)
+_GLYPHS = replace(
+    _DIGITS,
+    name="glyphs",
+    title="digits drawn from fonts at 32 x 32: the synthetic source of digits",
+    counts={"train": 4000, "test": 1000},
+    citation="drawn by ttac from matplotlib's DejaVu, STIX and Computer Modern fonts",
+    package="matplotlib",
+    manual="They are drawn from matplotlib's fonts: pip install 'ttac[report]'.",
 )
 SPECS: dict[str, DatasetSpec] = {
     spec.name: spec
     for spec in (
         _DIGITS,
+        _GLYPHS,
         _CIFAR10,
         _CIFAR100,
         _CIFAR10_C,
