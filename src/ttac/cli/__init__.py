@@ -17,6 +17,7 @@ from ttac.cli.data import check_command, check_parser, fetch_command, fetch_pars
 from ttac.cli.demo import demo_command, demo_parser
 from ttac.cli.evaluate import evaluate_command, evaluate_parser
 from ttac.cli.methods import methods_command, methods_parser
+from ttac.cli.report import report_command, report_parser
 from ttac.cli.stats import collect_command, collect_parser, infer_command, infer_parser
 from ttac.cli.train import train_command, train_parser
 
@@ -63,6 +64,8 @@ def build_parser() -> ArgumentParser:
     commands.add_subcommand("corrupt", corrupt_parser(), help="write a data set under corruptions")
     commands.add_subcommand("attack", attack_parser(), help="write a data set that deceives a model")
     commands.add_subcommand("methods", methods_parser(), help="list the methods and what they can do")
+    commands.add_subcommand("report", report_parser(), help="make tables, figures and a page from records")
+    commands.add_subcommand("demo", demo_parser(), help="train, shift, adapt and report on small images")
     return parser
 
 
@@ -79,5 +82,6 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "corrupt": corrupt_command,
     "attack": attack_command,
     "methods": methods_command,
+    "report": report_command,
     "demo": demo_command,
 }

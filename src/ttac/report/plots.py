@@ -1,51 +1,199 @@
-"""Figures from records."""
+"""The look of all figures, and the error over the stream."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from ttac.files import replacing
+from ttac.report.published import NO_PROTOCOL
 from ttac.report.records import Record
+from ttac.report.results import Done, Experiment, Run
+from ttac.report.tables import Table, readable, whole_runs
+
+Curve = tuple[Sequence[float], Sequence[float]]  # samples so far, error so far
+
+# A page with a dark side replaces these three, which nothing else has.
+INK, FAINT, PAPER = "#22252b", "#d9dce1", "#fffffe"
+# Okabe and Ito's colours, which colour-blind readers tell apart, then more that show on white and on black.
+PALETTE = (
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9",
+    "#b04a78", "#999933", "#7d6fd6", "#44aa99", "#aa4499", "#7f7f7f", "#b8860b",
+)  # fmt: skip
+_OWN = {
+    "TEST": "#7f7f7f", "BN": "#e69f00", "TENT": "#009e73", "T3A": "#cc79a7", "SHOT": "#999933",
+    "Conjugate PL": "#aa4499", "Self-Training": "#44aa99", "AdaContrast": "#b04a78", "TTT-R": "#b8860b",
+    "TTT++": "#7d6fd6", "TTAC": "#0072b2", "TTAC+SHOT": "#56b4e9", "TTAC++": "#d55e00",
+}  # fmt: skip
+_DASHES = ("--", "-.", ":", (0, (6, 1.5)), (0, (4, 1, 1, 1, 1, 1)))
+FEW = 3  # domains or columns that have a panel of their own
+DPI = 130
 
 
-def plot_cumulative_error(panels: Mapping[str, Mapping[str, Record]], path: Path | str) -> None:
-    """Draw the error so far over the samples so far: one panel a domain, one line a method."""
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Give each name a colour: the methods their own, other names those that are left.
+
+    >>> colours(["TTAC", "TTAC with a queue"])
+    {'TTAC': '#0072b2', 'TTAC with a queue': '#d55e00'}
+    """
+    names = list(dict.fromkeys(names))
+    taken = {_OWN[name] for name in names if name in _OWN}
+    left = [colour for colour in PALETTE if colour not in taken] or list(PALETTE)
+    others = [name for name in names if name not in _OWN]
+    chosen = {name: left[index % len(left)] for index, name in enumerate(others)}
+    return {name: _OWN.get(name) or chosen[name] for name in names}
+
+
+@contextmanager
+def look(salt: str = "ttac") -> Iterator[None]:
+    """Give figures that are drawn and saved inside the common look."""
     try:
         import matplotlib as mpl
     except ImportError as error:
         raise ImportError("figures are drawn by matplotlib: pip install 'ttac[demo]'") from error
     mpl.use("Agg")
+    ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    settings: dict[Any, Any] = dict.fromkeys(ink, INK)
+    settings |= {"grid.color": FAINT, **dict.fromkeys(("figure.facecolor", "axes.facecolor"), PAPER), "font.size": 9}
+    # Titles come from records: a dollar sign in them is no formula. Ids in an SVG are the same each time.
+    settings |= {"text.parse_math": False, "svg.fonttype": "none", "svg.hashsalt": salt}
+    with mpl.rc_context(settings):
+        yield
+
+
+def new_figure(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
+    """Make a figure of panels, and give it with the grid of its axes."""
     from matplotlib import pyplot as plt
 
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, grid = plt.subplots(
-        rows, columns, figsize=(4.2 * columns, 2.9 * rows), sharex=True, squeeze=False, layout="constrained"
-    )
-    names = list(next(iter(panels.values())))
-    colours = dict(zip(names, _colours(len(names)), strict=True))
-    for axes, (domain, records) in zip(grid.flat, panels.items(), strict=False):
-        for name, record in records.items():
-            samples, errors = zip(*record.cumulative_error, strict=True)
-            emphasis = {"linewidth": 2.2} if name.startswith("TTAC") else {"linewidth": 1.2, "linestyle": "--"}
-            axes.plot(samples, errors, label=name, color=colours[name], **emphasis)
-        axes.set_title(domain, fontsize=10)
-        axes.set_ylim(0, None)
-        axes.grid(alpha=0.25)
+    figure, grid = plt.subplots(rows, columns, figsize=(width, height), squeeze=False, layout="constrained", **options)
+    for axes in grid.flat:
         axes.spines[["top", "right"]].set_visible(False)
-    for axes in list(grid.flat)[len(panels) :]:
-        axes.set_visible(False)
-    figure.supxlabel("samples so far", fontsize=10)
-    figure.supylabel("error so far (%)", fontsize=10)
-    handles, labels = grid.flat[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, fontsize=9)
-    with replacing(path) as draft:
-        figure.savefig(draft, format=Path(path).suffix.lstrip(".") or "png", dpi=130)
+        axes.set_axisbelow(True)
+    return figure, grid
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure in the format of the path's suffix, the same bytes each time."""
+    kind = path.suffix.lstrip(".") or "png"
+    metadata = {"Date": None} if kind == "svg" else {}
+    with look(path.stem), replacing(path) as draft:
+        figure.savefig(draft, format=kind, dpi=DPI, metadata=metadata)
+
+
+def close(figure: Any) -> None:
+    """Free the memory of a figure."""
+    from matplotlib import pyplot as plt
+
     plt.close(figure)
 
 
-def _colours(count: int) -> Sequence[str]:
-    # Okabe and Ito's palette, which colour-blind readers tell apart.
-    palette = ["#7f7f7f", "#E69F00", "#56B4E9", "#CC79A7", "#009E73", "#D55E00", "#0072B2", "#F0E442"]
-    return [palette[index % len(palette)] for index in range(count)]
+def plot_cumulative_error(panels: Mapping[str, Mapping[str, Record]], path: Path | str) -> None:
+    """Draw the error so far over the samples so far: one panel a domain, one line a method."""
+    curves = {
+        domain: {name: _curve([record]) for name, record in records.items()} for domain, records in panels.items()
+    }
+    with look():
+        figure = draw_curves(curves)
+    save_figure(figure, Path(path))
+    close(figure)
+
+
+def cumulative_error(table: Table) -> Any | None:
+    """Draw the error so far of an experiment's runs: a panel a protocol, and a domain or column where they are few."""
+    split, mean = _splitting(table.experiment)
+    known = [done for row in table.rows for done in whole_runs(table, row, every_column=bool(mean))]
+    runs = [done for done in known if done.record.cumulative_error]
+    panels: dict[str, dict[str, Curve]] = {}
+    groups = list(dict.fromkeys(done.run.group for done in runs))
+    for group in [each for each in groups if each != NO_PROTOCOL] or groups:
+        for part in dict.fromkeys(split(done.run) for done in runs if done.run.group == group):
+            members = [done for done in with_reference(runs, group) if split(done.run) == part]
+            rows = dict.fromkeys(done.run.row for done in members)
+            title = ", ".join(word for word in (group, part or mean) if word not in ("", NO_PROTOCOL))
+            panels[title] = {row: _curve([done.record for done in members if done.run.row == row]) for row in rows}
+    parts = len({split(done.run) for done in runs})
+    return draw_curves(panels, parts if 1 < parts <= FEW else None) if panels else None
+
+
+def with_reference(runs: Sequence[Done], group: str) -> list[Done]:
+    """Give the runs of a group, after those without adaptation of the same source models, to compare with."""
+    own = [done for done in runs if done.run.group == group]
+    sources = {done.run.source for done in own}
+    titles = {done.run.row for done in own}
+    without = [done for done in runs if done.run.group == NO_PROTOCOL != group and done.run.source in sources]
+    return [*(done for done in without if done.run.row not in titles), *own]
+
+
+def _splitting(experiment: Experiment) -> tuple[Callable[[Run], str], str]:
+    """Choose what has panels of its own, and say what a panel is the mean of otherwise."""
+    parts = {run.part for run in experiment.places}
+    columns = {run.column for run in experiment.places}
+    if len(parts) == 1 == len(columns):
+        return (lambda run: ""), ""
+    if len(parts) <= FEW and len(columns) in (1, len(parts)):
+        several = len({run.severity for run in experiment.places}) > 1
+        return (lambda run: readable(run.domain or run.target) + (f", level {run.severity}" if several else "")), ""
+    groups = {run.group for run in experiment.places} - {NO_PROTOCOL}
+    if len(columns) > 1 and (len(columns) <= FEW or len(columns) * len(groups) <= 2 * FEW):
+        return (lambda run: run.column), ""
+    return (lambda run: ""), f"mean over {max(len(parts), len(columns))} streams"
+
+
+def _curve(records: Sequence[Record]) -> Curve:
+    """Average curves where all of them have samples."""
+    curves = [np.array(record.cumulative_error, dtype=float) for record in records]
+    last = min(curve[-1, 0] for curve in curves)
+    grid = curves[0][curves[0][:, 0] <= last, 0]
+    mean = np.mean([np.interp(grid, curve[:, 0], curve[:, 1]) for curve in curves], axis=0)
+    return grid.tolist(), mean.tolist()
+
+
+def draw_curves(panels: Mapping[str, Mapping[str, Curve]], columns: int | None = None) -> Any:
+    """Draw panels of curves with one legend; those of the TTAC family are solid and thicker."""
+    columns = columns or (2 if len(panels) == 4 else min(3, len(panels)))
+    rows = -(-len(panels) // columns)
+    names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
+    width, height = max(3.1, 5.2 - columns), 2.5 if rows <= 2 else 2.0
+    figure, grid = new_figure(rows, columns, width * columns, height * rows + 0.7)
+    colour = colours(names)
+    plain = [name for name in names if not _is_family(name)]
+    handles = {}
+    for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
+        for name, (samples, errors) in curves.items():
+            dashes = "-" if _is_family(name) else _DASHES[plain.index(name) % len(_DASHES)]
+            width = 2.2 if _is_family(name) else 1.2
+            (handles[name],) = axes.plot(samples, errors, color=colour[name], linestyle=dashes, linewidth=width)
+        axes.set_title(title, fontsize=9.5)
+        axes.set_ylim(*_limits(curves.values()))
+        axes.grid(color=FAINT)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel("samples so far", fontsize=9)
+    figure.supylabel("error so far (%)", fontsize=9)
+    legend_above(figure, {name: handles[name] for name in names})
+    return figure
+
+
+def legend_above(figure: Any, handles: Mapping[str, Any]) -> None:
+    """Place one legend above all panels, as wide as the figure."""
+    if not handles:
+        return
+    figure.legend(
+        handles.values(), handles.keys(), loc="outside upper center", frameon=False, fontsize=8.5,
+        ncols=min(len(handles), max(2, int(figure.get_figwidth() / 1.45))),
+    )  # fmt: skip
+
+
+def _is_family(name: str) -> bool:
+    return name.startswith("TTAC")
+
+
+def _limits(curves: Iterable[Curve]) -> tuple[float, float]:
+    """Leave the first tenth of a stream out, in which errors of few samples leap."""
+    values = [error for _, errors in curves for error in list(errors)[len(errors) // 10 :]]
+    margin = max(1.0, 0.08 * (max(values) - min(values)))
+    return max(0.0, min(values) - margin), max(values) + margin
