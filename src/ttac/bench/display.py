@@ -18,7 +18,6 @@ class Display:
 
     def __init__(self, console: Console, estimates: Mapping[str, float | None], jobs: int) -> None:
         """Take the estimated seconds of the runs by name, None where nobody knows."""
-        self._estimates, self._jobs, self._console = dict(estimates), jobs, console
         known = [seconds for seconds in estimates.values() if seconds]
         usual = sum(known) / len(known) if known else 1.0
         self._weights = {name: seconds or usual for name, seconds in estimates.items()}
@@ -27,7 +26,8 @@ class Display:
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
             TimeElapsedColumn(), console=console,
         )  # fmt: skip
-        self._all = self._progress.add_task("runs", total=len(estimates), note="")
+        note = _left(sum(self._weights.values()) / jobs) if known else ""
+        self._all = self._progress.add_task("runs", total=len(estimates), note=note)
         self._lines: dict[int, TaskID] = {}
         self._failed = 0
 
@@ -67,8 +67,11 @@ class Display:
     def _note(self) -> str:
         spent = time.monotonic() - self._started
         left = (sum(self._weights.values()) - self._done_weight) * spent / self._done_weight
-        failed = f", {self._failed} failed" if self._failed else ""
-        return f"about {duration(left)} left{failed}"
+        return _left(left) + (f", {self._failed} failed" if self._failed else "")
+
+
+def _left(seconds: float) -> str:
+    return f"about {duration(seconds)} left"
 
 
 def _percent(error: float | None) -> str:

@@ -82,6 +82,7 @@ class ForwardTimes:
         if source not in self._known:
             data = SPECS.get(spec.data)
             channels, size = (3, None) if data is None else (data.channels, data.size)
+            size = size if spec.size is None else (spec.size, spec.size)
             self._known[source] = _time_forward(spec.arch, spec.arch_options, channels, size)
         return self._known[source]
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
@@ -100,13 +100,15 @@ class Experiment:
 def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:
     """Read an experiment at a scale: `scales/<scale>.yaml` beside it, itself, its part on the scale, and overrides.
 
-    Later layers win; mappings are merged, everything else is replaced, and null takes a key out. An override is `dotted.path=value`, with the
-    value in YAML. A key that no layer may have raises an error.
+    Later layers win; mappings are merged, everything else is replaced, and null takes a key out. An override is
+    `dotted.path=value`, with the value in YAML. A key that no layer may have raises an error.
     """
     own = _read(file)
     scales = own.pop("scales", None) or {}
-    if not isinstance(scales, dict):
-        raise ValueError(f"{file}: scales must be a mapping from the scale's name")
+    if not isinstance(scales, dict) or not all(isinstance(part or {}, dict) for part in scales.values()):
+        raise ValueError(f"{file}: scales must be a mapping from a scale's name to what it changes")
+    for name in scales:
+        pick(name, dict.fromkeys(get_args(ScaleName)), f"scale in {file}")
     pick(scale, scales, f"scale of {file}")
     shared = file.parent / "scales" / f"{scale}.yaml"
     layers = [_read(shared) if shared.exists() else {}, own, scales[scale] or {}]
@@ -131,8 +133,9 @@ def _parse(content: dict[str, Any], where: str) -> Experiment:
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Experiment)
     try:
-        made = parser.instantiate_classes(parser.parse_object(content))
-        return Experiment(**vars(made))
+        # Older versions know the method under its long name alone, which newer ones warn of.
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        return Experiment(**vars(instantiate(parser.parse_object(content))))
     except (ArgumentError, TypeError, ValueError, KeyError) as error:
         raise ValueError(f"{where}: {_first_lines(str(error))}") from error
 
@@ -174,11 +177,11 @@ def _override(text: str) -> dict[str, Any]:
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Lay one mapping over another.
 
-    >>> _merged({"a": {"b": 1, "c": 2}, "d": 4}, {"a": {"c": 3}, "d": None})
-    {'a': {'b': 1, 'c': 3}}
+    >>> _merged({"a": {"b": 1, "c": 2}, "d": 4}, {"a": {"c": 3}, "d": None, "e": {"f": None}})
+    {'a': {'b': 1, 'c': 3}, 'e': {}}
     """
     merged = dict(below)
     for key, value in above.items():
         there = merged.get(key)
-        merged[key] = _merged(there, value) if isinstance(there, dict) and isinstance(value, dict) else value
+        merged[key] = _merged(there if isinstance(there, dict) else {}, value) if isinstance(value, dict) else value
     return {key: value for key, value in merged.items() if value is not None}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -13,15 +15,18 @@ from ttac.bench.experiment import Experiment
 from ttac.bench.runs import Run
 from ttac.data.attacks import USUAL, PGDOptions
 from ttac.data.attacks.job import RECORD, AttackJob, run_attack
+from ttac.data.sets import find_data
 from ttac.files import text_hash
-from ttac.jobs import alone_in
+from ttac.jobs import StoppedError, alone_in
 from ttac.names import pick
-from ttac.source.bundle import DESCRIPTION, read_description
+from ttac.source.bundle import DESCRIPTION, STATISTICS, read_description
 from ttac.source.job import TrainJob, run_train
 from ttac.source.models import load_model
 from ttac.source.objectives import make_objective
 from ttac.source.statistics import SourceStatistics
 from ttac.source.train import Recipe
+
+Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
@@ -37,16 +42,26 @@ class Pantry:
     """Finds the ingredients of runs, and makes those that are not there; all are kept for the next bench."""
 
     def __init__(self, experiment: Experiment, folder: Path, bundles: Mapping[str, str]) -> None:
-        for name in bundles:
+        for name, bundle in bundles.items():
             pick(name, experiment.sources, "source of the experiment")
+            if not (Path(bundle) / DESCRIPTION).is_file():
+                raise FileNotFoundError(f"no bundle of ttac train in {bundle}, which was named as the source {name}")
         self._experiment, self._folder, self._bundles = experiment, folder, bundles
 
-    def prepare(self, runs: Sequence[Run], console: Console) -> dict[str, Ingredients]:
-        """Train, infer and attack whatever these runs lack, and say where it is, by the runs' names."""
+    def prepare(self, runs: Sequence[Run], console: Console) -> dict[str, Ingredients | Exception]:
+        """Train, infer and attack whatever these runs lack, and say where it is, or why it is not, by runs' names."""
+        targets = self._experiment.targets
         with alone_in(self._folder, wait=True):  # another shard may be making the same
-            for source in dict.fromkeys(run.source for run in runs):
-                self._train(source, console)
-            return {run.name: self._of(run, console) for run in runs}
+            # Data that are not there are missed now, rather than after hours of training.
+            names = dict.fromkeys(run.target for run in runs)
+            data = {name: attempt(partial(find_data, targets[name].data)) for name in names}
+            needed = dict.fromkeys(run.source for run in runs if not isinstance(data[run.target], Exception))
+            trained = {name: attempt(partial(self._train, name, console)) for name in needed}
+            found: dict[str, Ingredients | Exception] = {}
+            for run in runs:
+                lacking = [one for one in (data[run.target], trained.get(run.source)) if isinstance(one, Exception)]
+                found[run.name] = lacking[0] if lacking else attempt(partial(self._of, run, console))
+        return found
 
     def bundle(self, source: str) -> Path:
         """Give the bundle of a source: the one that was named, or the place for ours."""
@@ -61,6 +76,8 @@ class Pantry:
     def _of(self, run: Run, console: Console) -> Ingredients:
         target, model = self._experiment.targets[run.target], self.bundle(run.source)
         statistics, data = None, target.data
+        if run.statistics == "collected" and not (model / STATISTICS).exists():
+            raise ValueError(f"{model} has no statistics of source images: train it with --stats")
         if run.statistics in ("inferred", "rescaled"):
             statistics = self._folder / "statistics" / f"{self.weights(run.source)}-{run.statistics}.safetensors"
             if not statistics.exists():
@@ -91,8 +108,6 @@ class Pantry:
         out = self.bundle(source)
         if (out / DESCRIPTION).exists():
             return
-        if source in self._bundles:
-            raise FileNotFoundError(f"no bundle of ttac train in {out}, which was named as the source {source}")
         spec = pick(source, self._experiment.sources, "source of the experiment")
         if spec.init is not None:
             self._train(spec.init, console)
@@ -109,3 +124,17 @@ class Pantry:
             collect_statistics=True,
         )
         run_train(job, console)
+
+
+def attempt(make: Callable[[], Made]) -> Made | Exception:
+    """Give what `make` makes, or the error that it raises; a signal ends everything all the same.
+
+    >>> attempt(lambda: int("7")), attempt(lambda: int("seven"))
+    (7, ValueError("invalid literal for int() with base 10: 'seven'"))
+    """
+    try:
+        return make()
+    except StoppedError:
+        raise
+    except Exception as error:
+        return error

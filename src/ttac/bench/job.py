@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import json
 import shlex
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -18,8 +20,8 @@ from ttac.bench.display import Display, duration
 from ttac.bench.estimate import Estimator, ForwardTimes
 from ttac.bench.execute import Task, execute
 from ttac.bench.experiment import load_experiment, said
-from ttac.bench.ingredients import Pantry
-from ttac.bench.pool import Event, Pool, Report
+from ttac.bench.ingredients import Pantry, attempt
+from ttac.bench.pool import Pool, Report, described
 from ttac.bench.runs import Run, expand
 from ttac.data.sets.specs import SPECS
 from ttac.engine import Outcome
@@ -72,13 +74,18 @@ class Bench:
         for run in self.runs:
             path = self.path(run)
             if path.exists():
-                found[run.name] = record = Record.load(path)
-                there = dict(record.provenance.get("run") or {})
-                now, weights = self.settings(run), self.pantry.weights(run.source)
-                if weights is not None:
-                    there, now = {**there, "weights": record.provenance["model"]}, {**now, "weights": weights}
-                check_same_settings(path, there, now)
+                found[run.name] = _load(path)
+                check_same_settings(path, found[run.name].provenance["run"], self.settings(run))
+        self.check_weights(found)
         return found
+
+    def check_weights(self, records: Mapping[str, Record]) -> None:
+        """Raise an error where a record is not of the weights that runs have now; those to be trained are not known."""
+        known = {source: self.pantry.weights(source) for source in dict.fromkeys(run.source for run in self.runs)}
+        for run in self.runs:
+            if run.name in records and known[run.source] is not None:
+                there = {"weights": records[run.name].provenance["model"]}
+                check_same_settings(self.path(run), there, {"weights": known[run.source]})
 
     @property
     def share(self) -> list[Run]:
@@ -135,13 +142,36 @@ class Bench:
         overrides = ["--set", *job.overrides] if job.overrides else []
         command = shlex.join(["ttac", "bench", str(job.file), "--scale", job.scale, *overrides])
         classes = next((SPECS[t.data].classes for t in about.targets.values() if t.data in SPECS), None)
+        parts: dict[str, list[Any]] = {}  # of the data, that a whole cell of a column is over
+        for run in self.runs:
+            part = [run.target, run.domain, run.severity]
+            if part not in parts.setdefault(run.column, []):
+                parts[run.column].append(part)
         content = {
             "format": FORMAT, "name": job.file.stem, "scale": job.scale, "title": about.title, "about": about.about,
             "command": command, "published": about.published, "metric": about.metric, "by_class": about.by_class,
             "average": about.average, "figures": about.figures, "classes": None if classes is None else list(classes),
-            "runs": [run.name for run in self.runs],
+            "runs": [run.name for run in self.runs], "parts": parts,
         }  # fmt: skip
-        write_json(self.folder / EXPERIMENT, content)
+        path = self.folder / EXPERIMENT
+        if attempt(lambda: json.loads(path.read_text())) != plain_settings(content):
+            write_json(path, content)
+
+
+def run_benches(jobs: Sequence[BenchJob], console: Console) -> None:
+    """Do some jobs, one after another; a mistake in any raises before the first starts, a failure after the last."""
+    for job in jobs:
+        Bench(job)
+    failed = []
+    for job in jobs:
+        try:
+            run_bench(job, console)
+        except (ValueError, OSError) as error:
+            failed.append(error)
+            if len(jobs) > 1:
+                console.print(f"{job.file}: {error}", markup=False)
+    if failed:
+        raise failed[0] if len(jobs) == 1 else ValueError(f"{len(failed)} of {len(jobs)} experiments have failed runs")
 
 
 def run_bench(job: BenchJob, console: Console) -> None:
@@ -153,8 +183,8 @@ def run_bench(job: BenchJob, console: Console) -> None:
     remaining = bench.remaining
     done = len(bench.share) - len(remaining)
     console.print(f"{bench.experiment.title}: {len(remaining)} runs, {done} done before", markup=False)
-    bench.describe()
     if not remaining:
+        bench.describe()
         return
     with ended_by_signals(f"stopped; the same command goes on from what is in {bench.folder}"):
         failed = list(_do(bench, remaining, console))
@@ -167,22 +197,30 @@ def run_bench(job: BenchJob, console: Console) -> None:
 
 def _do(bench: Bench, runs: Sequence[Run], console: Console) -> Iterator[str]:
     """Do runs and yield the errors of those that fail."""
-    job = bench.job
-    ingredients = bench.pantry.prepare(runs, console)
-    targets = bench.experiment.targets
-    tasks = [
-        Task(run, targets[run.target], ingredients[run.name], bench.settings(run), bench.path(run)) for run in runs
-    ]
+    job, targets = bench.job, bench.experiment.targets
+    tasks, lacking = [], []
+    for run, found in zip(runs, bench.pantry.prepare(runs, console).values(), strict=True):
+        if isinstance(found, Exception):
+            lacking.append((run, found))
+        else:
+            tasks.append(Task(run, targets[run.target], found, bench.settings(run), bench.path(run)))
+    if not tasks:  # one mistake, and no reason for a file a run
+        raise lacking[0][1]
+    bench.check_weights(bench.records)
+    bench.describe()
+    for run, error in lacking:
+        yield _note_failure(bench, run, described(error), "".join(traceback.format_exception(error)))
     jobs = min(job.jobs, len(tasks))
-    threads = job.threads or max(1, (os.cpu_count() or 1) // jobs)
-    display = Display(console, {run.name: bench.seconds(run) for run in runs}, jobs)
+    # As many as torch would use here, which goes by the processors that are allowed and by OMP_NUM_THREADS.
+    threads = job.threads or max(1, torch.get_num_threads() // jobs)
+    display = Display(console, {task.run.name: bench.seconds(task.run) for task in tasks}, jobs)
     with display, closing(Pool(_work, jobs, threads).run(tasks)) as events:
         for event in events:
             display.show(event)
             if event.kind == "done":
                 bench.failure(event.task.run).unlink(missing_ok=True)
             elif event.kind == "failed":
-                yield _note_failure(bench, event)
+                yield _note_failure(bench, event.task.run, *event.value)
 
 
 def _work(task: Task, report: Report) -> tuple[float | None, float]:
@@ -191,16 +229,23 @@ def _work(task: Task, report: Report) -> tuple[float | None, float]:
     return record.error, record.seconds
 
 
+def _load(path: Path) -> Record:
+    try:
+        record = Record.load(path)
+        dict(record.provenance["run"]), str(record.provenance["model"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is no record of a run, or damaged: delete it to run it again ({error})") from error
+    return record
+
+
 def _progress(outcome: Outcome) -> tuple[int, float | None]:
     return outcome.samples, outcome.error
 
 
-def _note_failure(bench: Bench, event: Event[Task]) -> str:
-    error, trace = event.value
-    run = event.task.run
+def _note_failure(bench: Bench, run: Run, error: str, trace: str) -> str:
     content = {"format": FAILURE, "run": bench.settings(run), "error": error, "traceback": trace, **environment()}
     write_json(bench.failure(run), content)
-    return str(error)
+    return error
 
 
 def list_runs(bench: Bench, console: Console) -> None:

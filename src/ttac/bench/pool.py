@@ -43,6 +43,8 @@ class Pool(Generic[Task]):
             busy: dict[int, Task] = {}
             while waiting or busy:
                 for number in [number for number in workers if number not in busy and waiting]:
+                    if not workers[number].process.is_alive():
+                        workers[number] = _Worker(self, self._context)
                     busy[number] = waiting.pop()
                     workers[number].give(busy[number])
                     yield Event(number, busy[number], "started")
@@ -52,8 +54,6 @@ class Pool(Generic[Task]):
                     yield Event(number, busy[number], kind, value)
                     if kind in ("done", "failed"):
                         del busy[number]
-                    if not workers[number].process.is_alive():
-                        workers[number] = _Worker(self, self._context)
         finally:
             for worker in workers.values():
                 worker.stop()
@@ -77,7 +77,7 @@ class _Worker:
     def receive(self) -> tuple[str, Any]:
         try:
             return self.pipe.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # at the end, or in the middle of what it was saying
             self.process.join()
             return "failed", (_death(self.process.exitcode), "")
 
@@ -85,6 +85,15 @@ class _Worker:
         self.process.terminate()
         self.process.join()
         self.pipe.close()
+
+
+def described(error: Exception) -> str:
+    """Say in a line what an error is.
+
+    >>> described(ValueError("no images"))
+    'ValueError: no images'
+    """
+    return f"{type(error).__name__}: {error}"
 
 
 def _death(code: int | None) -> str:
@@ -106,5 +115,5 @@ def _serve(pipe: Connection, work: Callable[[Any, Report], Any], threads: int) -
         except BrokenPipeError:  # the parent is gone
             os._exit(1)
         except Exception as error:
-            outcome = ("failed", (f"{type(error).__name__}: {error}", traceback.format_exc()))
+            outcome = ("failed", (described(error), traceback.format_exc()))
         pipe.send(outcome)

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ttac.bench.checks import check_experiment
 from ttac.bench.experiment import Entry, Experiment, TargetSpec
 from ttac.data.corruptions import corruption_names
-from ttac.data.corruptions.constants import NAMES
 from ttac.methods.base import Adapter
 from ttac.methods.registry import methods
 from ttac.names import pick
@@ -54,6 +54,7 @@ def expand(experiment: Experiment) -> list[Run]:
     A method that is not defined under a protocol, an option that it does not have, a source, target or protocol of
     another name: all are found before anything runs.
     """
+    check_experiment(experiment)
     runs = [run for entry in experiment.runs for run in _of_entry(experiment, entry)]
     if not runs:
         raise ValueError("the experiment has no runs")
@@ -84,10 +85,6 @@ def _combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _domains(target: TargetSpec) -> Iterator[tuple[str | None, int | None]]:
-    if target.corruptions and target.domains:
-        raise ValueError("images are corrupted as they are read, or come from the files of a domain: not both")
-    for name in corruption_names(target.corruptions):
-        pick(name, dict.fromkeys(NAMES), "corruption")
     domains: tuple[str | None, ...] = corruption_names(target.corruptions or target.domains) or (None,)
     severities: list[int | None] = [*target.severities]
     yield from itertools.product(domains, severities or [None])
@@ -166,7 +163,7 @@ def _options(experiment: Experiment, entry: Entry, known: type[Adapter], varied:
 def _filled(template: str, facts: Mapping[str, Any]) -> str:
     try:
         return template.format(**facts)
-    except (KeyError, IndexError, ValueError) as error:
+    except (KeyError, IndexError, ValueError, AttributeError, TypeError) as error:
         raise ValueError(f"{template!r} names {error}; a place can name {', '.join(facts)}") from error
 
 

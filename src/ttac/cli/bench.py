@@ -15,9 +15,9 @@ from ttac.cli.common import new_parser, run_job
 
 def bench_parser() -> ArgumentParser:
     """Describe `ttac bench`."""
-    parser = new_parser("Run an experiment of many runs; what has a record is not run again.")
+    parser = new_parser("Run experiments of many runs each; what has a record is not run again.")
     add = parser.add_argument
-    add("experiment", type=Path, metavar="FILE", help="YAML file, such as experiments/protocols.yaml")
+    add("experiments", type=Path, nargs="+", metavar="FILE", help="YAML files, such as experiments/protocols.yaml")
     add(
         "--scale",
         type=Literal["tiny", "cpu", "paper"],
@@ -30,6 +30,7 @@ def bench_parser() -> ArgumentParser:
         "--set",
         type=str,
         nargs="+",
+        action="extend",
         default=[],
         metavar="PATH=VALUE",
         help="override the file, such as seeds=[0,1] targets.C10-C.samples=500",
@@ -38,6 +39,7 @@ def bench_parser() -> ArgumentParser:
         "--source",
         type=str,
         nargs="+",
+        action="extend",
         default=[],
         metavar="NAME=BUNDLE",
         help="trained source models to use (default: they are trained)",
@@ -51,23 +53,26 @@ def bench_parser() -> ArgumentParser:
 
 
 def bench_command(chosen: Namespace) -> int:
-    """Do the runs of an experiment."""
-    from ttac.bench.job import BenchJob, run_bench
+    """Do the runs of some experiments."""
+    from ttac.bench.job import BenchJob, run_benches
     from ttac.files import user_cache
 
-    job = BenchJob(
-        file=chosen.experiment,
-        out=chosen.out,
-        scale=chosen.scale,
-        overrides=tuple(chosen.set),
-        bundles=_bundles(chosen.source),
-        cache=chosen.cache or user_cache() / "bench",
-        jobs=int(chosen.jobs),
-        threads=None if chosen.threads is None else int(chosen.threads),
-        shard=_shard(chosen.shard),
-        dry_run=chosen.dry_run,
-    )
-    return run_job(run_bench, job)
+    jobs = [
+        BenchJob(
+            file=file,
+            out=chosen.out,
+            scale=chosen.scale,
+            overrides=tuple(chosen.set),
+            bundles=_bundles(chosen.source),
+            cache=chosen.cache or user_cache() / "bench",
+            jobs=int(chosen.jobs),
+            threads=None if chosen.threads is None else int(chosen.threads),
+            shard=_shard(chosen.shard),
+            dry_run=chosen.dry_run,
+        )
+        for file in chosen.experiments
+    ]
+    return run_job(run_benches, jobs)
 
 
 def _bundles(words: Sequence[str]) -> dict[str, str]:

@@ -88,7 +88,7 @@ def environment() -> dict[str, Any]:
 @cache
 def code_commit() -> str | None:
     """Give the commit that this code was checked out from, "+" where files were changed since; None without git."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parents[1]
     # Files that git does not know may lie about; those that it ignores are none of the code either.
     questions = (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no", "--", "."])
     try:
@@ -96,7 +96,8 @@ def code_commit() -> str | None:
             subprocess.run(["git", "-C", folder, *question], capture_output=True, text=True, timeout=10, check=True)
             for question in questions
         )
-        known = subprocess.run(["git", "-C", folder, "ls-files", "--error-unmatch", "records.py"], capture_output=True)
+        asked = ["git", "-C", str(folder), "ls-files", "--error-unmatch", "report/records.py"]
+        known = subprocess.run(asked, capture_output=True)
     except (OSError, subprocess.SubprocessError):
         return None
     if known.returncode:  # installed into a folder below somebody's own repository
