@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test test-slow lint bench tables clean
+
+SCALE ?= tiny
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -23,6 +25,11 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every table and figure of the paper: out/report/index.html
+tables: .venv/ready
+	$(BIN)/ttac bench experiments/*.yaml --scale $(SCALE) --jobs 2 --out out/results
+	$(BIN)/ttac report out/results --out out/report
 
 bench: .venv/ready
 	$(BIN)/python benchmarks/update_cost.py --out out/update_cost.json

@@ -273,16 +273,36 @@ def test_records_of_other_weights_are_refused(file: Path, cache: Path, capsys: p
     ours, other = bundle.classifier.fingerprint(), file.parents[1] / "other"
     save_bundle(other, ttac.source.bundle.Bundle(bundle.classifier, bundle.description, bundle.objective))
     assert bench(file, cache, *few, "--source", f"plain={other}") == 2
-    assert f"weights: {load_bundle(source).classifier.fingerprint()} there, {ours} now" in capsys.readouterr().err
-    # Weights that are trained on the way, too: nothing is added to records of others.
+    assert f"there, {{'bundle': '{ours}'}} now" in capsys.readouterr().err
+    # Nothing is added to records of others.
     out = folder(file)
     shutil.rmtree(out)
     assert bench(file, cache, *few, "--source", f"plain={other}") == 0
     next(out.glob("*bn*")).unlink()
     before = moments(out)
     assert bench(file, file.parents[1] / "new-cache", *few) == 2
-    assert "weights: " in capsys.readouterr().err
+    assert f"training: {{'bundle': '{ours}'}} there" in capsys.readouterr().err
     assert moments(out) == before
+    assert f"--source plain={other}" in json.loads((out / "experiment.json").read_text())["command"]
+    # The same recipe need not give the same weights elsewhere.
+    shutil.rmtree(out)
+    assert bench(file, cache, *few) == 0
+    next(out.glob("*bn*")).unlink()
+    path = next(out.glob("n-o-sf-test*"))
+    path.write_text(path.read_text().replace(load_bundle(source).classifier.fingerprint(), "0" * 32))
+    assert bench(file, cache, *few) == 2
+    assert f"weights: {'0' * 32} there" in capsys.readouterr().err
+
+
+def test_a_source_is_known_by_those_that_it_starts_from(file: Path, cache: Path) -> None:
+    chain = "sources={old: {data: digits, arch: resnet8, epochs: 1}, plain: {arch: null, init: old}}"
+    settings = [
+        Bench(BenchJob(file, file.parent, "tiny", (chain, f"sources.old.epochs={epochs}"), cache=cache))
+        for epochs in (1, 2)
+    ]
+    first, second = (bench.settings(bench.runs[0])["training"] for bench in settings)
+    assert first["init"] == {"data": "digits", "arch": "resnet8", "epochs": 1}
+    assert first != second
 
 
 def test_a_bundle_without_statistics_is_not_taken_for_one_with_them(

@@ -70,15 +70,21 @@ def _handling(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 @contextmanager
-def alone_in(folder: Path, *, wait: bool = False) -> Iterator[None]:
-    """Keep other processes of the same job out of `folder`, which is made if need be; or wait until they are done."""
+def alone_in(folder: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Keep other processes of the same job out of `folder`, which is made if need be.
+
+    Where another one is in it, raise an error; or say so with `wait`, and wait until it is done.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise ValueError(f"another process is writing to {folder}") from error
+            if wait is None:
+                raise ValueError(f"another process is writing to {folder}") from error
+            wait()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -12,6 +12,7 @@ from ttac.methods.registry import methods
 from ttac.names import pick
 from ttac.protocols import get_protocol
 from ttac.report.published import published_tables
+from ttac.source.objectives import make_objective
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -38,8 +39,12 @@ def _check_methods(experiment: Experiment) -> None:
     known = methods()
     for method in (*experiment.method_seeds, *experiment.method_options):
         pick(method, known, "method")
+    for target in experiment.targets.values():
+        for method in target.method_options:
+            pick(method, known, "method")
     anybodys = [option.name for method in known.values() for option in dataclasses.fields(method.options_type)]
-    for option in experiment.options:
+    of_targets = [option for target in experiment.targets.values() for option in target.options]
+    for option in (*experiment.options, *of_targets):
         pick(option, dict.fromkeys(anybodys), "option of any method")
     entries = (options for entry in experiment.runs for options in (entry.options, entry.grid))
     if any("seed" in options for options in (experiment.options, *experiment.method_options.values(), *entries)):
@@ -49,6 +54,7 @@ def _check_methods(experiment: Experiment) -> None:
 def _check_source(name: str, source: SourceSpec, experiment: Experiment) -> None:
     if source.arch is None and source.init is None:
         raise ValueError(f"the source {name} needs arch, or init: another source to start from")
+    make_objective(source.objective)
     for field in ("epochs", "batch", "size"):
         _at_least(1, f"sources.{name}.{field}", [getattr(source, field)])
     past, before = [name], source.init

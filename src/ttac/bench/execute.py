@@ -20,7 +20,7 @@ from ttac.engine import Outcome
 from ttac.evaluation import Measurement, Prepared, StreamChoice
 from ttac.files import write_json
 from ttac.methods.base import Adapter
-from ttac.report.records import Record
+from ttac.report.records import Record, code_commit
 from ttac.source.models import load_model
 
 POINTS = "ttac.points/1"
@@ -34,12 +34,14 @@ class Task(NamedTuple):
     ingredients: Ingredients
     settings: dict[str, Any]  # all that the record depends on, but for the weights
     out: Path  # of the record
+    device: str = "cpu"
 
 
 def execute(task: Task, progress: Callable[[Outcome], None]) -> Record:
     """Measure, and write the record; features are embedded and written before it, as it says that all is there."""
+    code_commit()  # of the code that runs, whatever is checked out before it ends
     run = task.run
-    model = load_model(task.ingredients.model)
+    model = load_model(task.ingredients.model, device=task.device)
     if run.channels_last:
         model.classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     options = {"seed": run.seed, **run.options}

@@ -49,6 +49,8 @@ class TargetSpec:
     batch: int = 256  # that arrive at a time
     prefetch: int = 0  # batches read ahead, by a thread that would show in the methods' times
     preset: str | None = None  # of the methods that have one of that name
+    options: dict[str, Any] = field(default_factory=dict)  # of every method that has them, over the experiment's
+    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # which source stands for the one that an entry names
 
 
@@ -137,10 +139,10 @@ def _parse(content: dict[str, Any], where: str) -> Experiment:
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
         return Experiment(**vars(instantiate(parser.parse_object(content))))
     except (ArgumentError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{where}: {_first_lines(str(error))}") from error
+        raise ValueError(f"{where}: {_one_line(str(error))}") from error
 
 
-def _first_lines(text: str) -> str:
+def _one_line(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
@@ -150,7 +152,7 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not YAML: {_first_lines(str(error))}") from error
+        raise ValueError(f"{file} is not YAML: {_one_line(str(error))}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{file} must be a mapping, with title, runs and scales")
     return content
@@ -168,7 +170,7 @@ def _override(text: str) -> dict[str, Any]:
     try:
         layer = yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise ValueError(f"the value of {text!r} is not YAML: {_first_lines(str(error))}") from error
+        raise ValueError(f"the value of {text!r} is not YAML: {_one_line(str(error))}") from error
     for key in reversed(path.split(".")):
         layer = {key: layer}
     return layer

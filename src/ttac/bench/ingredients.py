@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
-from ttac.bench.experiment import Experiment
+from ttac.bench.experiment import Experiment, said
 from ttac.bench.runs import Run
 from ttac.data.attacks import USUAL, PGDOptions
 from ttac.data.attacks.job import RECORD, AttackJob, run_attack
@@ -41,17 +41,21 @@ class Ingredients:
 class Pantry:
     """Finds the ingredients of runs, and makes those that are not there; all are kept for the next bench."""
 
-    def __init__(self, experiment: Experiment, folder: Path, bundles: Mapping[str, str]) -> None:
+    def __init__(self, experiment: Experiment, folder: Path, bundles: Mapping[str, str], device: str = "cpu") -> None:
         for name, bundle in bundles.items():
             pick(name, experiment.sources, "source of the experiment")
             if not (Path(bundle) / DESCRIPTION).is_file():
                 raise FileNotFoundError(f"no bundle of ttac train in {bundle}, which was named as the source {name}")
-        self._experiment, self._folder, self._bundles = experiment, folder, bundles
+        self._experiment, self._folder, self._bundles, self._device = experiment, folder, bundles, device
 
     def prepare(self, runs: Sequence[Run], console: Console) -> dict[str, Ingredients | Exception]:
         """Train, infer and attack whatever these runs lack, and say where it is, or why it is not, by runs' names."""
         targets = self._experiment.targets
-        with alone_in(self._folder, wait=True):  # another shard may be making the same
+
+        def wait() -> None:
+            console.print(f"waiting until another process has made what it needs in {self._folder}", markup=False)
+
+        with alone_in(self._folder, wait):  # another shard may be making the same
             # Data that are not there are missed now, rather than after hours of training.
             names = dict.fromkeys(run.target for run in runs)
             data = {name: attempt(partial(find_data, targets[name].data)) for name in names}
@@ -67,6 +71,13 @@ class Pantry:
         """Give the bundle of a source: the one that was named, or the place for ours."""
         named = self._bundles.get(source)
         return self._folder / "sources" / f"{source}-{self._recipe_hash(source)}" if named is None else Path(named)
+
+    def training(self, source: str) -> dict[str, Any]:
+        """Say how a source came about: the bundle that was named, or its recipe with those that it starts from."""
+        if source in self._bundles:
+            return {"bundle": self.weights(source)}
+        spec = self._experiment.sources[source]
+        return said(spec) if spec.init is None else {**said(spec), "init": self.training(spec.init)}
 
     def weights(self, source: str) -> str | None:
         """Give the fingerprint of a source's weights, None where they are not there yet."""
@@ -86,13 +97,13 @@ class Pantry:
                 make = SourceStatistics.infer if run.statistics == "inferred" else SourceStatistics.rescale_weights
                 make(classifier).save(statistics)
         if target.attack is not None:
-            asked = [target.data, target.split, str(target.samples), target.attack, str(self.weights(run.source))]
+            options = PGDOptions(target.attack, *USUAL[target.attack])
+            asked = [target.data, target.split, str(target.samples), str(options), str(self.weights(run.source))]
             out = self._folder / "attacks" / f"{run.target}-{text_hash(asked)}"
             data = str(out)
             if not (out / RECORD).exists():
                 console.print(f"attacking the source model {run.source} on {run.target}", markup=False)
-                options = PGDOptions(target.attack, *USUAL[target.attack])
-                loaded = load_model(str(model))
+                loaded = load_model(str(model), device=self._device)
                 run_attack(AttackJob(loaded, target.data, out, options, target.split, target.samples), console)
         return Ingredients(str(model), statistics, data)
 
@@ -122,6 +133,7 @@ class Pantry:
             init=None if spec.init is None else str(self.bundle(spec.init)),
             size=spec.size,
             collect_statistics=True,
+            device=self._device,
         )
         run_train(job, console)
 

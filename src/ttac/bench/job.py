@@ -26,7 +26,7 @@ from ttac.bench.runs import Run, expand
 from ttac.data.sets.specs import SPECS
 from ttac.engine import Outcome
 from ttac.files import write_json
-from ttac.jobs import check_same_settings, ended_by_signals, plain_settings
+from ttac.jobs import StoppedError, check_same_settings, ended_by_signals, plain_settings
 from ttac.report.records import Record, environment
 
 FORMAT, FAILURE = "ttac.experiment/1", "ttac.failure/1"
@@ -47,6 +47,7 @@ class BenchJob:
     threads: int | None = None  # of a process; None: the machine's, divided
     shard: tuple[int, int] = (1, 1)  # which part of how many
     dry_run: bool = False
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -64,7 +65,7 @@ class Bench:
         self.job = job
         self.experiment = load_experiment(job.file, job.scale, job.overrides)
         self.runs = expand(self.experiment)
-        self.pantry = Pantry(self.experiment, job.cache, job.bundles)
+        self.pantry = Pantry(self.experiment, job.cache, job.bundles, job.device)
         self.folder = job.out / job.file.stem / job.scale
 
     @cached_property
@@ -120,7 +121,7 @@ class Bench:
                 "scale": self.job.scale,
                 **run.settings(),
                 "data": said(self.experiment.targets[run.target]),
-                "training": said(self.experiment.sources[run.source]),
+                "training": self.pantry.training(run.source),
             }
         )
 
@@ -140,7 +141,8 @@ class Bench:
         about = self.experiment
         job = self.job
         overrides = ["--set", *job.overrides] if job.overrides else []
-        command = shlex.join(["ttac", "bench", str(job.file), "--scale", job.scale, *overrides])
+        bundles = ["--source", *(f"{name}={bundle}" for name, bundle in job.bundles.items())] if job.bundles else []
+        command = shlex.join(["ttac", "bench", str(job.file), "--scale", job.scale, *overrides, *bundles])
         classes = next((SPECS[t.data].classes for t in about.targets.values() if t.data in SPECS), None)
         parts: dict[str, list[Any]] = {}  # of the data, that a whole cell of a column is over
         for run in self.runs:
@@ -166,7 +168,9 @@ def run_benches(jobs: Sequence[BenchJob], console: Console) -> None:
     for job in jobs:
         try:
             run_bench(job, console)
-        except (ValueError, OSError) as error:
+        except StoppedError:
+            raise
+        except Exception as error:
             failed.append(error)
             if len(jobs) > 1:
                 console.print(f"{job.file}: {error}", markup=False)
@@ -203,7 +207,7 @@ def _do(bench: Bench, runs: Sequence[Run], console: Console) -> Iterator[str]:
         if isinstance(found, Exception):
             lacking.append((run, found))
         else:
-            tasks.append(Task(run, targets[run.target], found, bench.settings(run), bench.path(run)))
+            tasks.append(Task(run, targets[run.target], found, bench.settings(run), bench.path(run), job.device))
     if not tasks:  # one mistake, and no reason for a file a run
         raise lacking[0][1]
     bench.check_weights(bench.records)
@@ -224,8 +228,11 @@ def _do(bench: Bench, runs: Sequence[Run], console: Console) -> Iterator[str]:
 
 
 def _work(task: Task, report: Report) -> tuple[float | None, float]:
-    faster = task.out.exists()  # another process has been
-    record = Record.load(task.out) if faster else execute(task, lambda outcome: report(_progress(outcome)))
+    if task.out.exists():  # another process has been faster
+        record = _load(task.out)
+        check_same_settings(task.out, record.provenance["run"], task.settings)
+    else:
+        record = execute(task, lambda outcome: report(_progress(outcome)))
     return record.error, record.seconds
 
 

@@ -7,6 +7,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
@@ -46,7 +47,8 @@ class Pool(Generic[Task]):
                     if not workers[number].process.is_alive():
                         workers[number] = _Worker(self, self._context)
                     busy[number] = waiting.pop()
-                    workers[number].give(busy[number])
+                    with suppress(BrokenPipeError):  # a process that has just died; its pipe says so
+                        workers[number].give(busy[number])
                     yield Event(number, busy[number], "started")
                 ready = wait([workers[number].pipe for number in busy])
                 for number in [number for number in busy if workers[number].pipe in ready]:

@@ -71,7 +71,7 @@ def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[Run]:
     targets = {name: pick(name, experiment.targets, "target of the experiment") for name in chosen}
     for method, varied in itertools.product(entry.methods, _combinations(entry.grid)):
         known = pick(method, methods(), "method")
-        _check_method(known, protocol)
+        _check_method(known, protocol, entry)
         for (name, target), seed in itertools.product(
             targets.items(), experiment.method_seeds.get(method, experiment.seeds)
         ):
@@ -90,12 +90,16 @@ def _domains(target: TargetSpec) -> Iterator[tuple[str | None, int | None]]:
     yield from itertools.product(domains, severities or [None])
 
 
-def _check_method(known: type[Adapter], protocol: Protocol) -> None:
+def _check_method(known: type[Adapter], protocol: Protocol, entry: Entry) -> None:
     capabilities = known.capabilities
     if protocol.name not in capabilities.protocols:
         raise ValueError(
             f"{capabilities.title} is not defined under {protocol.name}; it runs under "
             f"{', '.join(capabilities.protocols)}"
+        )
+    if entry.statistics is not None and protocol.source != "free":
+        raise ValueError(
+            f"{entry.statistics} statistics are a source-free choice: they do not belong to {protocol.name}"
         )
 
 
@@ -111,7 +115,7 @@ def _run(
 ) -> Run:
     capabilities, target = known.capabilities, experiment.targets[target_name]
     protocol = get_protocol(entry.protocol)
-    options = _options(experiment, entry, known, varied)
+    options = _options(experiment, target, entry, known, varied)
     source = target.sources.get(entry.source, entry.source)
     pick(source, experiment.sources, "source of the experiment")
     statistics: StatisticsKind | None = None
@@ -148,12 +152,16 @@ def _run(
     )
 
 
-def _options(experiment: Experiment, entry: Entry, known: type[Adapter], varied: Mapping[str, Any]) -> dict[str, Any]:
+def _options(
+    experiment: Experiment, target: TargetSpec, entry: Entry, known: type[Adapter], varied: Mapping[str, Any]
+) -> dict[str, Any]:
     """Lay the options of all methods, of this one, of the entry and of the grid over one another."""
     fields = {option.name: option for option in dataclasses.fields(known.options_type)}
     name = known.capabilities.name
-    general = {option: value for option, value in experiment.options.items() if option in fields}
-    own = {**experiment.method_options.get(name, {}), **entry.options, **varied}
+    shared = {**experiment.options, **target.options}
+    general = {option: value for option, value in shared.items() if option in fields}
+    methods_own = {**experiment.method_options.get(name, {}), **target.method_options.get(name, {})}
+    own = {**methods_own, **entry.options, **varied}
     for option in own:
         pick(option, fields, f"option of {name}")
     known.options_type(**{**general, **own})  # values that make no sense are found here

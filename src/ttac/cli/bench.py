@@ -45,6 +45,7 @@ def bench_parser() -> ArgumentParser:
         help="trained source models to use (default: they are trained)",
     )
     add("--cache", type=Path, metavar="FOLDER", help="for what runs need (default: the user's cache)")
+    add("--device", type=str, default="cpu", metavar="NAME", help="cpu, cuda, ... (default: %(default)s)")
     add("--jobs", type=PositiveInt, default=1, metavar="N", help="processes (default: %(default)s)")
     add("--threads", type=PositiveInt, metavar="N", help="of a process (default: the machine's, divided)")
     add("--shard", type=str, default="1/1", metavar="I/N", help="do this part of the runs alone")
@@ -69,6 +70,7 @@ def bench_command(chosen: Namespace) -> int:
             threads=None if chosen.threads is None else int(chosen.threads),
             shard=_shard(chosen.shard),
             dry_run=chosen.dry_run,
+            device=chosen.device,
         )
         for file in chosen.experiments
     ]

@@ -12,7 +12,6 @@ import sys
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import numpy as np
 import PIL
 import torch
 
+from ttac import __version__
 from ttac.files import write_json
 
 FORMAT = "ttac.record/1"
@@ -65,12 +65,8 @@ def environment() -> dict[str, Any]:
     >>> environment()["torch"] == torch.__version__
     True
     """
-    try:
-        own = version("ttac")
-    except PackageNotFoundError:
-        own = "unknown (not installed)"
     return {
-        "ttac": own,
+        "ttac": __version__,
         "commit": code_commit(),
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -107,7 +103,7 @@ def code_commit() -> str | None:
 
 @cache
 def processor() -> str:
-    """Name the processor, and the graphics card where torch uses one."""
+    """Name the processor, and the graphics card where there is one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
