@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
@@ -139,7 +140,19 @@ def _parse(content: dict[str, Any], where: str) -> Experiment:
         instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
         return Experiment(**vars(instantiate(parser.parse_object(content))))
     except (ArgumentError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{where}: {_one_line(str(error))}") from error
+        raise ValueError(f"{where}: {_one_line(str(error))}{_hint(str(error))}") from error
+
+
+def _hint(message: str) -> str:
+    """Suggest the key that may have been meant.
+
+    >>> _hint("Option 'seed' is not accepted")
+    '; did you mean seeds?'
+    """
+    wrong = re.search(r"Option '([^']+)' is not accepted", message)
+    known = {one.name for spec in (Experiment, Entry, SourceSpec, TargetSpec) for one in fields(spec)}
+    close = difflib.get_close_matches(wrong[1], sorted(known - {wrong[1]}), n=1) if wrong else []
+    return f"; did you mean {close[0]}?" if close else ""
 
 
 def _one_line(text: str) -> str:
