@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import json
 import re
@@ -18,11 +19,13 @@ pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib: pip i
 pytest.importorskip("jinja2", reason="the page is rendered by jinja2: pip install 'ttac[report]'")
 
 from ttac.cli import main
+from ttac.report import job
 from ttac.report.figures import draw
 from ttac.report.page import inline_svg
 from ttac.report.plots import _curve, colours, cumulative_error
 from ttac.report.results import load_results
 from ttac.report.tables import make_table
+from ttac.report.writers import OTHER_SCALES
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -39,7 +42,6 @@ def all_kinds(root: Path) -> None:
         "format": "ttac.points/1",
         "points": [[0, 0], [1, 1], [2, 0]],
         "labels": [0, 1, 1],
-        "predictions": [0, 1, 0],
     }
     for run, _ in runs[::2]:
         (folder / f"{run['name']}.tsne.json").write_text(json.dumps(points))
@@ -75,10 +77,10 @@ def test_figures_show_something_and_name_it(report: Path, kind: str) -> None:
     texts = {"".join(text.itertext()).strip() for text in root.iter(f"{SVG}text")}
     assert any("TTAC++ $x_1$ <b>" in text for text in texts), "a name is no formula"
     wanted = {
-        "cumulative": {"N-O-SL, tau 0.5", "TEST"},
+        "cumulative": {"N-O-SL, tau 0.5", "TEST", "TEST 51.0"},
         "bars": {"error (%)", "N-O-SL", "tau 0.9"},
         "heatmap": {"50.00", "20.00", "tau", "0.5"},
-        "time": {"seconds a sample (log scale)", "TEST"},
+        "time": {"seconds a sample (log scale)", "TEST 50.0", "TTAC"},
         "tsne": {"50.00 % error", "20.00 % error"},
     }
     assert wanted[kind] <= texts
@@ -185,6 +187,77 @@ def test_figures_leave_means_over_a_part_of_the_domains_out(tmp_path: Path) -> N
     assert [len(axes.lines) for axes in curves.axes] == [1]
     assert [len(axes.patches) for axes in bars.axes] == [1]
     assert [text.get_text() for text in times.axes[0].texts] == ["BN"]
+
+
+def test_what_is_not_adapted_does_not_set_the_limits(tmp_path: Path) -> None:
+    runs = []
+    for group, row, error in (
+        ("-", "TEST", 40.0),
+        ("N-O-SF", "BN", 21.0),
+        ("N-O-SF", "TENT", 20.0),
+        ("N-M-SF", "BN", 39.5),
+    ):
+        run = place(group, row, "C10-C")
+        runs.append((run, made_up(run, error, cumulative_error=[(500, error), (1000, error)])))
+    write_results(tmp_path, "protocols", runs)
+    (experiment,), _ = load_results(tmp_path)
+    for kind in ("cumulative", "time"):
+        far, near = draw(kind, make_table(experiment, {})).axes
+        assert (far.get_title(), near.get_title()) == ("N-O-SF", "N-M-SF")
+        assert far.get_ylim() == (19.0, 22.0)
+        assert near.get_ylim() == (38.5, 40.5)
+        assert "TEST 40.0" in [text.get_text() for text in far.texts]
+        assert "TEST 40.0" not in [text.get_text() for text in near.texts]
+
+
+def test_points_of_a_table_of_times_are_joined_from_the_fastest(tmp_path: Path) -> None:
+    runs = []
+    for column, seconds in (("slow", 9.0), ("fast", 1.0), ("middle", 4.0)):
+        run = place("N-O-SL", "TTAC", column)
+        runs.append((run, made_up(run, 20.0, seconds=seconds)))
+    write_results(tmp_path, "time", runs, metric="seconds")
+    (experiment,), _ = load_results(tmp_path)
+    (axes,) = draw("time", make_table(experiment, {})).axes
+    assert axes.lines[0].get_xdata().tolist() == pytest.approx([0.001, 0.004, 0.009])
+
+
+def test_there_are_no_empty_figures(tmp_path: Path) -> None:
+    runs = [place("N-O-SF", "BN", "C10-C", 0, f"domain {index}") for index in range(5)]
+    write_results(tmp_path, "protocols", [(run, None if index else made_up(run)) for index, run in enumerate(runs)])
+    (experiment,), _ = load_results(tmp_path)
+    table = make_table(experiment, {})
+    assert table.rows
+    assert [draw(kind, table) for kind in ("cumulative", "bars", "heatmap", "time", "tsne")] == [None] * 5
+
+
+def test_nothing_is_written_where_something_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise ValueError("no page")
+
+    run = place("N-O-SF", "BN", "C10-C")
+    write_results(tmp_path / "results", "protocols", [(run, made_up(run))], figures=["bars"])
+    monkeypatch.setattr(job, "render_page", fail)
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 2
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_commit_that_is_no_text_is_shown_as_it_is(tmp_path: Path) -> None:
+    run = place("N-O-SF", "BN", "C10-C")
+    record = made_up(run)
+    record.provenance["commit"] = [12345]
+    write_results(tmp_path / "results", "protocols", [(run, record)])
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    assert "[12345]" in (tmp_path / "out" / "index.html").read_text()
+
+
+def test_the_overview_and_the_page_say_that_values_do_not_compare(tmp_path: Path, report: Path) -> None:
+    run = place("N-O-SF", "BN", "C10-C")
+    write_results(tmp_path / "results", "protocols", [(run, made_up(run))], published=["protocols"])
+    assert main(["report", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    for name in ("README.md", "index.html"):
+        text = html.unescape((tmp_path / "out" / name).read_text())
+        assert text.count(OTHER_SCALES) == 2, "at the beginning and in the legend"
+        assert OTHER_SCALES not in html.unescape((report / name).read_text()), "where nothing is compared"
 
 
 def test_names_have_different_colours() -> None:

@@ -93,6 +93,7 @@ def broken_json(path: Path) -> None:
         (lambda c: c["provenance"]["run"].update(scale="paper"), "which is not its place"),
         (lambda c: c["provenance"]["run"].update(seed="0"), "seed must be of type int"),
         (lambda c: c["provenance"]["run"].update(seed=True), "seed must be of type int"),
+        (lambda c: c["provenance"]["run"].update(column="C100-C"), "no parts of the column 'C100-C'"),
         (lambda c: c["provenance"]["run"].update(domain=["fog"]), "domain must be of type str"),
     ],
 )
@@ -117,6 +118,8 @@ def test_a_record_that_is_not_one_is_refused_by_name(tmp_path: Path, change: Any
         (lambda c: c.update(runs=[".hidden"]), "without folders"),
         (lambda c: c.update(runs=["a", "a"]), "different names"),
         (lambda c: c.update(runs=[1]), "runs must be a list of texts"),
+        (lambda c: c.pop("parts"), "run ttac bench again, which rewrites it"),
+        (lambda c: c.update(parts={"C10-C": [["C10-C", "fog"]]}), "parts must give the target, domain and severity"),
         (lambda c: c.update(average="yes"), "average must be of type bool"),
     ],
 )
@@ -140,7 +143,7 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     run = place("N-O-SF", "BN", "C10-C")
     folder = write_results(tmp_path, "protocols", [(run, made_up(run))])
     points = folder / f"{run['name']}.tsne.json"
-    points.write_text(json.dumps({"format": "ttac.points/1", "points": [[0, 1]], "labels": [0, 1], "predictions": [0]}))
+    points.write_text(json.dumps({"format": "ttac.points/1", "points": [[0, 1]], "labels": [0, 1]}))
     with pytest.raises(ValueError, match=r"tsne\.json must have as many labels"):
         load_results(tmp_path)
     points.write_text("[[[")
@@ -157,4 +160,12 @@ def test_classes_must_be_those_of_the_experiment(tmp_path: Path) -> None:
     record = made_up(run, class_error=[1.0, 2.0, 3.0])
     write_results(tmp_path, "visda", [(run, record)], by_class=True, classes=["bus", "car"])
     with pytest.raises(ValueError, match="errors of 3 classes"):
+        load_results(tmp_path)
+
+
+@pytest.mark.parametrize("errors", [[], [None, None]])
+def test_a_table_by_class_needs_errors_of_classes(tmp_path: Path, errors: list[float | None]) -> None:
+    run = place("N-O-SF", "BN", "VisDA-C")
+    write_results(tmp_path, "visda", [(run, made_up(run, class_error=errors))], by_class=True, average=True)
+    with pytest.raises(ValueError, match=r"VisDA-C-fog-0\.json has no error of any class"):
         load_results(tmp_path)

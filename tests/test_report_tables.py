@@ -6,6 +6,7 @@ import math
 import random
 import statistics
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,25 @@ def test_a_mean_over_a_part_of_the_domains_is_marked_and_never_best(tmp_path: Pa
         assert [title for title, cell in cells.items() if cell.best] == ["BN"]
 
 
+def test_a_column_of_ties_has_no_best(tmp_path: Path) -> None:
+    runs = [(run, made_up(run, 20.0)) for row in ("BN", "TENT") for run in [place("N-O-SF", row, "C10-C")]]
+    write_results(tmp_path, "protocols", runs)
+    assert not any(row.cells["C10-C"].best for row in table_of(tmp_path).rows)
+
+
+def test_a_partial_mean_has_no_published_number_beside_it(tmp_path: Path) -> None:
+    runs = []
+    for row, domains in (("BN", 2), ("TENT", 1)):
+        for index, domain in enumerate(("fog", "snow")):
+            run = place("N-O-SF", row, "C10-C", 0, domain)
+            runs.append((run, made_up(run) if index < domains else None))
+    write_results(tmp_path, "protocols", runs, average=True, published=["p"])
+    published = {"p": paper(("C10-C",), {("N-O-SF", "BN"): (14.0,), ("N-O-SF", "TENT"): (15.0,)}, spread=0.2)}
+    bn, tent = table_of(tmp_path, published).rows
+    assert [cell.published for cell in bn.cells.values()] == [14.0, 14.0]
+    assert [(cell.published, cell.published_std) for cell in tent.cells.values()] == [(None, None)] * 2
+
+
 def test_seeds_that_lack_a_domain_are_left_out_where_another_is_whole(tmp_path: Path) -> None:
     runs = []
     for seed, domain, error in ((0, "fog", 10.0), (0, "snow", 20.0), (1, "fog", 50.0)):
@@ -223,6 +243,34 @@ def test_differences_on_the_same_streams_decide_where_there_are_enough(tmp_path:
     assert paired_differences(bn, tent) == pytest.approx([0.5, 0.55, 0.6, 0.65, 0.7])
     assert bn.mean - tent.mean < standard_error(bn), "counts alone would not tell them apart"
     assert [(swap.ahead, swap.behind) for swap in compare_order(table).swaps] == [("TENT", "BN")]
+
+
+def test_differences_are_averaged_over_common_seeds_before_domains(tmp_path: Path) -> None:
+    errors = {  # by domain and seed
+        "BN": {("fog", 0): 10.0, ("fog", 1): 12.0, ("snow", 0): 30.0, ("snow", 1): 31.0},
+        "TENT": {("fog", 0): 9.0, ("fog", 1): 8.0, ("snow", 1): 30.5, ("snow", 2): 5.0},
+    }
+    runs = []
+    for row, of in errors.items():
+        for (domain, seed), error in of.items():
+            run = place("N-O-SF", row, domain, seed, domain)
+            runs.append((run, made_up(run, error)))
+    write_results(tmp_path, "corruptions", runs)
+    bn, tent = (replace(row.cells["fog"], done=sum((c.done for c in row.cells.values()), ()))
+                for row in table_of(tmp_path).rows)  # fmt: skip
+    assert paired_differences(bn, tent) == pytest.approx([(1.0 + 4.0) / 2, 0.5])
+
+
+def test_seeds_are_no_domains(tmp_path: Path) -> None:
+    runs = []
+    for row, better in (("BN", 0.0), ("TENT", 0.5)):
+        for seed in range(6):
+            run = place("N-O-SF", row, "C10-C", seed)
+            runs.append((run, made_up(run, 20.0 - better + 0.001 * seed)))
+    write_results(tmp_path, "protocols", runs, published=["p"])
+    published = {"p": paper(("C10-C",), {("N-O-SF", "BN"): (14.0,), ("N-O-SF", "TENT"): (15.0,)})}
+    found = compare_order(table_of(tmp_path, published))
+    assert (found.undecided, found.swaps) == (1, ()), "six orders of the same thousand images tell no half a point"
 
 
 def test_times_are_in_another_order_by_ratio(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from ttac.report.orders import Ordering, Swap, compare_order
 from ttac.report.published import published_tables
 from ttac.report.results import load_results
 from ttac.report.tables import Table, make_table
-from ttac.report.writers import as_text, comma_separated, latex, markdown, swap_lines
+from ttac.report.writers import as_text, comma_separated, latex, legend, markdown, swap_lines
 
 NOTHING = Ordering(0, 0, ())
 HOSTILE = "<img src=x onerror=alert(1)> | a_b **c** $\\x$ #1 & 50% ~^{}\n=1+1"
@@ -70,7 +70,7 @@ def test_markdown_tells_partial_means_missing_and_failed_runs(tmp_path: Path) ->
     text = markdown(table_of(tmp_path), NOTHING)
     assert text.startswith("3 of 4 runs, 1 failed. ")
     assert md_rows(text)[2:] == [["N-O-SF", "BN", "20.00", "1"], ["N-O-SF", "TENT", r"20.00\*", "1"]]
-    assert "Numbers with an asterisk are means over a part" in text
+    assert r"Numbers with \* are means over a part" in text
     assert "ValueError: not finite" in text
 
 
@@ -172,6 +172,46 @@ def test_the_checker_of_latex_finds_mistakes() -> None:
     ):
         with pytest.raises(AssertionError):
             check_latex(bad)
+
+
+def order(root: Path, scale: str = "tiny") -> Table:
+    """Give a table like the paper's of orders, of which each column has a seed of its own."""
+    runs = []
+    for column in published_tables()["order"].columns:
+        run = place("N-O-SL", "TTAC++", column, int(column))
+        runs.append((run, made_up(run, 9.0)))
+    write_results(root, "order", runs, scale, average=True, published=["order"])
+    return table_of(root)
+
+
+def test_published_numbers_have_their_place_and_spread(tmp_path: Path) -> None:
+    table = order(tmp_path)
+    (row,) = published_tables()["order"].rows
+    md, tex = markdown(table, NOTHING), latex(table)
+    assert f"({row.average:.2f} ± {row.spread:.2f})" in md
+    assert rf"({row.average:.2f} $\pm$ {row.spread:.2f})" in tex
+    check_latex(tex)
+    assert r"Published: Table 11, tab:stream\_order." in md
+    assert r"Published: Table 11, tab:stream\_order." in tex
+    assert published_tables()["order"].note[:30] in md
+    assert "(of the mean: over n = 10 columns)" in md
+
+
+@pytest.mark.parametrize(("scale", "warned"), [("tiny", True), ("paper", False)])
+def test_numbers_of_other_scales_are_said_not_to_compare(tmp_path: Path, scale: str, warned: bool) -> None:
+    table = order(tmp_path, scale)
+    for text in (markdown(table, NOTHING), latex(table)):
+        assert ("compare orders within a protocol, not values." in text) == warned
+    assert "in brackets what the paper has" in legend(table)
+
+
+def test_nothing_is_said_of_the_paper_where_no_number_is_compared(tmp_path: Path) -> None:
+    run = place("N-O-SF", "A variant", "C10-C")
+    write_results(tmp_path, "protocols", [(run, made_up(run))], published=["protocols"])
+    table = table_of(tmp_path)
+    for text in (markdown(table, NOTHING), latex(table)):
+        assert not re.search("paper|Published", text)
+    assert markdown(table, NOTHING).startswith("1 of 1 run. ")
 
 
 def test_swaps_are_told_with_all_four_numbers(tmp_path: Path) -> None:

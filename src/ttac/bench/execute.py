@@ -80,12 +80,11 @@ def embedding(adapter: Adapter, batches: Iterator[tuple[Tensor, Tensor]], count:
         from sklearn.manifold import TSNE
     except ImportError as error:
         raise ImportError("features are embedded by scikit-learn: pip install 'ttac[report]'") from error
-    features, logits, labels = [], [], []
+    features, labels = [], []
     for images, truth in batches:
         with torch.no_grad():
-            found = adapter.classifier.eval().features_and_logits(images.to(adapter.classifier.mean.device))
-        features.append(found[0].float().cpu())
-        logits.append(found[1].cpu())
+            found = adapter.classifier.eval().features(images.to(adapter.classifier.mean.device))
+        features.append(found.float().cpu())
         labels.append(truth)
         if sum(map(len, labels)) >= count:
             break
@@ -95,5 +94,4 @@ def embedding(adapter: Adapter, batches: Iterator[tuple[Tensor, Tensor]], count:
         "format": POINTS,
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
         "labels": torch.cat(labels)[:count].tolist(),
-        "predictions": torch.cat(logits)[:count].argmax(1).tolist(),
     }

@@ -14,7 +14,13 @@ def report_parser() -> ArgumentParser:
     parser = new_parser("Make tables, figures and a page from the records that ttac bench wrote, beside the paper's.")
     add = parser.add_argument
     add("results", type=Path, metavar="FOLDER", help="of ttac bench: records, below folders of experiments and scales")
-    add("--out", type=Path, required=True, metavar="FOLDER", help="where index.html, README.md, tables and figures go")
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="where index.html, README.md, tables and figures go; links to records are relative: move both together",
+    )
     add(
         "--experiment",
         type=str,

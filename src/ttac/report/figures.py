@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 
-from ttac.report.plots import FAINT, INK, PALETTE, PAPER, colours, cumulative_error, legend_above, look, new_figure
+from ttac.report.plots import (
+    FAINT,
+    INK,
+    PALETTE,
+    PAPER,
+    colours,
+    cumulative_error,
+    legend_above,
+    look,
+    new_figure,
+    panel_groups,
+    set_limits,
+)
 from ttac.report.published import MEAN, NO_PROTOCOL
 from ttac.report.results import Done
 from ttac.report.tables import UNITS, Row, Table, readable, whole_runs
 
 _MARKERS = "osD^vPX*"
+Point = tuple[float, float]  # seconds a sample, error
+Box = tuple[float, float, float, float]
 
 
 def draw(kind: str, table: Table) -> Any | None:
@@ -24,20 +39,20 @@ def draw(kind: str, table: Table) -> Any | None:
         return _DRAWN[kind](table)
 
 
-def bars(table: Table) -> Any:
+def bars(table: Table) -> Any | None:
     """Draw a bar for each number: a panel a protocol, what is not adapted beside each."""
-    groups = [group for group in table.groups if group != NO_PROTOCOL] or table.groups
+    groups = [group for group in panel_groups(table) if any(map(_has_bars, table.of(group)))]
+    if not groups:
+        return None
     figure, grid = new_figure(len(groups), 1, 9.5, 2.1 * len(groups) + 0.9, sharex=True)
     colour = colours(row.title for row in table.rows)
     handles = {}
     for axes, group in zip(grid.flat, groups, strict=True):
-        rows = _with_reference(table, group)
+        rows = list(filter(_has_bars, table.with_reference(group)))
         width = 0.86 / len(rows)
         for index, row in enumerate(rows):
             places = [place for place, column in enumerate(table.columns) if column in row.cells]
             places = [place for place in places if row.cells[table.columns[place]].whole]
-            if not places:
-                continue
             cells = [row.cells[table.columns[place]] for place in places]
             left = [place - 0.43 + (index + 0.5) * width for place in places]
             handles[row.title] = axes.bar(left, [cell.mean for cell in cells], width * 0.94, color=colour[row.title])
@@ -59,22 +74,16 @@ def bars(table: Table) -> Any:
     return figure
 
 
-def _with_reference(table: Table, group: str) -> list[Row]:
-    own = table.of(group)
-    titles = {row.title for row in own}
-    sources = {done.run.source for row in own for done in _runs(row)}
-    without = [row for row in table.of(NO_PROTOCOL) if row.title not in titles] if group != NO_PROTOCOL else []
-    return [*(row for row in without if {done.run.source for done in _runs(row)} & sources), *own]
+def _has_bars(row: Row) -> bool:
+    return any(cell.whole for cell in row.cells.values())
 
 
-def _runs(row: Row) -> list[Done]:
-    return list({done.run.name: done for cell in row.cells.values() for done in cell.done}.values())
-
-
-def heatmap(table: Table) -> Any:
+def heatmap(table: Table) -> Any | None:
     """Draw the table as coloured squares, the paper's beside it where it has all of them."""
     columns = [column for column in table.columns if column != MEAN]
     measured = _matrix(table.rows, columns, lambda cell: cell.mean if cell.whole else None)
+    if not np.isfinite(measured).any():
+        return None
     panels = {"measured": measured}
     published = _matrix(table.rows, columns, lambda cell: cell.published)
     if np.isfinite(published).any():
@@ -120,79 +129,100 @@ def _ticks(labels: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def error_against_time(table: Table) -> Any | None:
-    """Draw error over seconds a sample; a table of times has a point for each number, others one for each row."""
-    figure, ((axes,),) = new_figure(1, 1, 8.6, 5.0)
-    colour = colours(row.title for row in table.rows)
-    each = table.experiment.metric == "seconds"
-    markers: dict[str, str] = {}
-    labelled: list[tuple[str, tuple[float, float]]] = []
-    everywhere: list[tuple[float, float]] = []
-    for row in table.rows:
-        points = _times_and_errors(table, row, each)
-        if not points:
-            continue
-        if each:
-            axes.plot(*zip(*points.values(), strict=True), color=colour[row.title], linewidth=1, alpha=0.6)
-        for name, point in points.items():
-            markers.setdefault(name, _MARKERS[len(markers) % len(_MARKERS)])
-            axes.scatter(*point, color=colour[row.title], marker=markers[name], s=42, zorder=3)
-        everywhere += points.values()
-        labelled.append((row.title, everywhere[-1]))
-    if not everywhere:
+    """Draw error over seconds a sample, a panel a protocol; a table of times has a point for each number, others one
+    for each row."""
+    found = {group: _times_and_errors(table, group) for group in panel_groups(table)}
+    panels = {group: rows for group, rows in found.items() if rows.keys() & {row.title for row in table.of(group)}}
+    if not panels:
         return None
-    axes.margins(0.14, 0.12)
-    _scale_of_times(axes, [time for time, _ in everywhere])
-    axes.set_ylabel("error (%)")
-    axes.grid(color=FAINT, which="both", linewidth=0.6)
+    columns = min(2, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, grid = new_figure(rows, columns, 8.6 if columns == 1 else 10.0, 1.0 + (4.0 if rows == 1 else 3.1 * rows))
+    colour = colours(row.title for row in table.rows)
+    names = dict.fromkeys(name for points in panels.values() for row in points.values() for name in row)
+    markers = {name: _MARKERS[index % len(_MARKERS)] for index, name in enumerate(names)}
+    drawn = []
+    for axes, (group, points) in zip(grid.flat, panels.items(), strict=False):
+        drawn.append(_draw_times(axes, points, {row.title for row in table.of(group)}, colour, markers))
+        axes.set_title("" if group == NO_PROTOCOL else group, fontsize=9.5)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    figure.supylabel("error (%)", fontsize=9)
+    figure.supxlabel("seconds a sample (log scale)", fontsize=9)
     if len(markers) > 1:
-        made = {name: axes.scatter([], [], color=INK, marker=mark, s=36) for name, mark in markers.items()}
+        made = {name: grid.flat[0].scatter([], [], color=INK, marker=mark, s=36) for name, mark in markers.items()}
         legend_above(figure, made)
-    _label(figure, axes, labelled, everywhere)
+    figure.canvas.draw()  # settles where points are on the paper
+    for axes, shown in zip(grid.flat, drawn, strict=False):
+        _label(figure, axes, shown)
     return figure
 
 
-def _times_and_errors(table: Table, row: Row, each: bool) -> dict[str, tuple[float, float]]:
-    """Give the points of a row, by column or by protocol; means over a part of the domains are left out."""
-    shown: dict[str, Sequence[Done]]
-    if each:
-        shown = {column: cell.done for column, cell in row.cells.items() if column != MEAN and cell.whole}
-    else:
-        shown = {"no adaptation" if row.group == NO_PROTOCOL else row.group: whole_runs(table, row, True)}
-    return {name: _time_and_error(done) for name, done in shown.items() if done}
+def _times_and_errors(table: Table, group: str) -> dict[str, dict[str, Point]]:
+    """Give the points of each row, by column in a table of times; means over a part of the domains are left out."""
+    points = {}
+    for row in table.with_reference(group):
+        shown: dict[str, Sequence[Done]] = {"": whole_runs(table, row, True)}
+        if table.experiment.metric == "seconds":
+            shown = {column: cell.done for column, cell in row.cells.items() if column != MEAN and cell.whole}
+        known = {name: _time_and_error(done) for name, done in shown.items() if done}
+        if known:
+            points[row.title] = known
+    return points
+
+
+def _draw_times(
+    axes: Any,
+    rows: Mapping[str, Mapping[str, Point]],
+    own: AbstractSet[str],
+    colour: Mapping[str, str],
+    mark: Mapping[str, str],
+) -> dict[str, list[Point]]:
+    """Draw the points of a panel, and give those that it shows, by row and from the fastest."""
+    errors = [error for title, points in rows.items() if title in own for _, error in points.values()]
+    without = {title: fmean(error for _, error in rows[title].values()) for title in rows if title not in own}
+    inside = set_limits(axes, errors, without)
+    drawn = {title: sorted(points.values()) for title, points in rows.items() if title in own or title in inside}
+    for title, points in drawn.items():
+        axes.plot(*zip(*points, strict=True), color=colour[title], linewidth=1, alpha=0.6)
+        for name, point in rows[title].items():
+            axes.scatter(*point, color=colour[title], marker=mark[name], s=42, zorder=3)
+    axes.margins(x=0.14)
+    _scale_of_times(axes, [time for points in drawn.values() for time, _ in points])
+    axes.grid(color=FAINT, which="both", linewidth=0.6)
+    return drawn
 
 
 def _scale_of_times(axes: Any, times: Sequence[float]) -> None:
     from matplotlib.ticker import LogLocator
 
     axes.set_xscale("log")
-    axes.set_xlabel("seconds a sample (log scale)")
     steps = (1, 2, 5) if max(times) > 3 * min(times) else (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 7, 8, 9)
     axes.xaxis.set_major_locator(LogLocator(10, steps))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_formatter("")
 
 
-def _time_and_error(done: Sequence[Done]) -> tuple[float, float]:
+def _time_and_error(done: Sequence[Done]) -> Point:
     seconds = fmean(each.record.seconds / each.record.samples for each in done)
     return max(seconds, 1e-9), fmean(each.record.error or 0.0 for each in done)
 
 
-def _label(
-    figure: Any, axes: Any, points: Sequence[tuple[str, tuple[float, float]]], everywhere: Sequence[tuple[float, float]]
-) -> None:
-    """Write names beside points, each at the first of several places where it covers nothing that is there."""
-    figure.canvas.draw()  # settles where points are on the paper
+def _label(figure: Any, axes: Any, rows: Mapping[str, Sequence[Point]]) -> None:
+    """Write names beside last points, each at the first of several places where it covers nothing that is there."""
     unit = figure.dpi / 72
-    spots = axes.transData.transform([point for _, point in points])
     half = 3.5 * unit
-    taken = [(x - half, y - half, x + half, y + half) for x, y in axes.transData.transform(everywhere)]
+    points = axes.transData.transform([point for points in rows.values() for point in points])
+    taken: list[Box] = [(x - half, y - half, x + half, y + half) for x, y in points]
+    taken += [text.get_window_extent().extents for text in axes.texts]
     places = [(side, dy) for dy in (0, 9, -9, 18, -18, 27, -27, 36, -36, 45, -45, 54, -54) for side in (1, -1)]
-    for (name, point), (x, y) in zip(points, spots, strict=True):
-        wide, high = 5.0 * unit * len(name), 9 * unit
+    for name, (*_, point) in rows.items():
+        x, y = axes.transData.transform(point)
+        wide, high = 5.6 * unit * len(name), 9 * unit
         for side, dy in places:
             left = x + 7 * unit if side > 0 else x - 7 * unit - wide
             box = (left, y + (dy - 4.5) * unit, left + wide, y + (dy - 4.5) * unit + high)
-            if not any(_overlap(box, other) for other in taken):
+            if _inside(box, axes.bbox.extents) and not any(_overlap(box, other) for other in taken):
                 break
         taken.append(box)
         thread = {"arrowstyle": "-", "color": INK, "linewidth": 0.5, "alpha": 0.5} if dy else None
@@ -202,7 +232,8 @@ def _label(
         )  # fmt: skip
 
 
-Box = tuple[float, float, float, float]
+def _inside(a: Box, b: Box) -> bool:
+    return b[0] <= a[0] and a[2] <= b[2] and b[1] <= a[1] and a[3] <= b[3]
 
 
 def _overlap(a: Box, b: Box) -> bool:

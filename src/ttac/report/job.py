@@ -14,11 +14,11 @@ from ttac.jobs import alone_in
 from ttac.report.figures import draw
 from ttac.report.orders import compare_order
 from ttac.report.page import CAPTIONS, Section, render_page
-from ttac.report.plots import close, save_figure
+from ttac.report.plots import render
 from ttac.report.published import published_tables
 from ttac.report.results import EXPERIMENT, Experiment, load_results
 from ttac.report.tables import Table, make_table
-from ttac.report.writers import as_text, comma_separated, latex, markdown
+from ttac.report.writers import OTHER_SCALES, as_text, comma_separated, counted, latex, markdown, of_other_scale
 
 PAGE, OVERVIEW = "index.html", "README.md"
 MARK = "written by ttac report"  # in files that another one of their name could be in the place of
@@ -41,15 +41,14 @@ def run_report(job: ReportJob, console: Console) -> None:
         console.print(f"note: {note}", markup=False)
     tables = [make_table(experiment, published_tables()) for experiment in sorted(experiments, key=_paper_order)]
     _check_out(job.out)
+    sections = [Section(table, compare_order(table), _figures(table)) for table in tables]
+    files = _files(sections, job.out)  # all of them before the first is written
     with alone_in(job.out):
-        sections = [_write_section(table, job.out) for table in tables]
-        _write(job.out / OVERVIEW, overview(sections))
-        _write(job.out / PAGE, render_page(sections, job.out))
-    for section in sections:
-        experiment = section.table.experiment
-        lacking = "" if experiment.complete else f" of {len(experiment.runs)}"
-        failed = f", {len(experiment.failed)} failed" if experiment.failed else ""
-        console.print(f"{experiment.key}: {len(experiment.done)}{lacking} runs{failed}", markup=False)
+        for name, content in files.items():
+            with replacing(job.out / name) as draft:
+                draft.write_bytes(content if isinstance(content, bytes) else content.encode())
+    for table in tables:
+        console.print(f"{table.experiment.key}: {counted(table)}", markup=False)
     console.print(f"report: {job.out / PAGE}", markup=False)
 
 
@@ -75,24 +74,26 @@ def _check_out(out: Path) -> None:
             raise ValueError(f"{out / name} is of something else: choose another --out")
 
 
-def _write_section(table: Table, out: Path) -> Section:
-    experiment = table.experiment
-    figures = {}
-    for kind in experiment.figures:
-        figure = draw(kind, table)
-        if figure is None:
-            continue
-        path = out / "figures" / f"{experiment.key}-{kind}.svg"
-        for suffix in (".svg", ".png"):
-            save_figure(figure, path.with_suffix(suffix))
-        close(figure)
-        figures[kind] = path
-    section = Section(table, compare_order(table), figures)
-    place = out / "tables" / experiment.key
-    _write(Path(f"{place}.md"), f"# {_title(experiment)}\n\n{_about(experiment)}{markdown(table, section.ordering)}")
-    _write(Path(f"{place}.csv"), comma_separated(table, place.parent))
-    _write(Path(f"{place}.tex"), latex(table))
-    return section
+def _figures(table: Table) -> dict[str, dict[str, bytes]]:
+    drawn = {kind: draw(kind, table) for kind in table.experiment.figures}
+    key = table.experiment.key
+    return {
+        kind: render(figure, f"{key}-{kind}", ("svg", "png")) for kind, figure in drawn.items() if figure is not None
+    }
+
+
+def _files(sections: Sequence[Section], out: Path) -> dict[str, str | bytes]:
+    """Give the contents of a report's files by their names; the page is the last, which shows the others."""
+    files: dict[str, str | bytes] = {}
+    for section in sections:
+        table, experiment = section.table, section.table.experiment
+        place = f"tables/{experiment.key}"
+        files[f"{place}.md"] = f"# {_title(experiment)}\n\n{_about(experiment)}{markdown(table, section.ordering)}"
+        files[f"{place}.csv"] = comma_separated(table, out / "tables")
+        files[f"{place}.tex"] = latex(table)
+        for kind, figure in section.figures.items():
+            files |= {section.file(kind, suffix): content for suffix, content in figure.items()}
+    return {**files, OVERVIEW: overview(sections), PAGE: render_page(sections, out)}
 
 
 def _title(experiment: Experiment) -> str:
@@ -105,15 +106,13 @@ def _about(experiment: Experiment) -> str:
 
 def overview(sections: Sequence[Section]) -> str:
     """Collect all tables in one Markdown file, with their figures."""
-    page = f"[{PAGE}]({PAGE}) has the same with tables that sort, and the records behind each number."
+    page = f"[{PAGE}]({PAGE}) has the same with tables that sort, and the records behind each number. "
+    page += "Its links to records are relative: move the report and the results together."
+    if any(of_other_scale(section.table) for section in sections):
+        page += f"\n\n{OTHER_SCALES}"
     parts = [f"<!-- {MARK} -->\n# Results\n\n{page}\n"]
     for section in sections:
         experiment = section.table.experiment
         parts.append(f"## {_title(experiment)}\n\n{_about(experiment)}{markdown(section.table, section.ordering)}")
-        parts += [f"![{CAPTIONS[kind]}](figures/{path.stem}.png)\n" for kind, path in section.figures.items()]
+        parts += [f"![{CAPTIONS[kind]}]({section.file(kind, 'png')})\n" for kind in section.figures]
     return "\n".join(parts)
-
-
-def _write(path: Path, text: str) -> None:
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")

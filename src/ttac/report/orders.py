@@ -7,22 +7,24 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 from ttac.report.published import MEAN
-from ttac.report.results import Done
+from ttac.report.results import Done, Part
 from ttac.report.tables import Cell, Row, Table
 
 CLEAR_ERROR = 0.1  # points of error between two published numbers
 CLEAR_RATIO = 1.1  # of two times
 STANDARD_ERRORS = 2.0
-ENOUGH = 5  # runs on the same streams that their differences say more than counts of errors
+ENOUGH = 5  # domains with the same streams, that their differences say more than counts of errors
 
 RULES = {
     "error": (
         f"Two methods of a protocol are compared where the paper has them at least {CLEAR_ERROR} points apart. Their "
         f"order counts as swapped where ours differ by more than {STANDARD_ERRORS:g} standard errors the other way; "
-        "smaller differences are undecided. The standard error is that of the differences on the same streams where "
-        f"there are at least {ENOUGH} of them, else that of the counted errors, or of the seeds if that is larger. "
+        "smaller differences are undecided. The standard error is that of the differences on the same streams, with "
+        f"one mean over seeds a domain, where there are at least {ENOUGH} domains, else that of the counted errors, or "
+        "of the seeds if that is larger. "
         "Means over a part of the domains are not compared."
     ),
     "seconds": (
@@ -64,33 +66,34 @@ def compare_order(table: Table) -> Ordering:
     same = undecided = 0
     swaps = []
     for column, first, second in _pairs(table):
-        a, b = first.cells[column], second.cells[column]
-        if not _apart(table, _published(a), _published(b)):
+        if not _apart(table, first.published, second.published):
             continue
-        if not _measurably_apart(table, column, a, b):
+        if not _measurably_apart(table, column, first.cell, second.cell):
             undecided += 1
-        elif (a.mean < b.mean) == (_published(a) < _published(b)):
+            continue
+        ahead, behind = sorted((first, second), key=lambda place: place.cell.mean)
+        if ahead.published < behind.published:
             same += 1
         else:
-            ahead, behind = (first, second) if a.mean < b.mean else (second, first)
-            here, there = ahead.cells[column], behind.cells[column]
-            published = (_published(here), _published(there))
-            swaps.append(Swap(first.group, column, ahead.title, behind.title, (here.mean, there.mean), published))
+            measured = (ahead.cell.mean, behind.cell.mean)
+            published = (ahead.published, behind.published)
+            swaps.append(Swap(ahead.row.group, column, ahead.row.title, behind.row.title, measured, published))
     return Ordering(same, undecided, tuple(swaps))
 
 
-def _pairs(table: Table) -> Iterator[tuple[str, Row, Row]]:
+class _Place(NamedTuple):
+    row: Row
+    cell: Cell
+    published: float
+
+
+def _pairs(table: Table) -> Iterator[tuple[str, _Place, _Place]]:
     columns = [MEAN] if table.experiment.average else table.columns
     for group in table.groups:
         for column in columns:
-            able = [row for row in table.of(group) if column in row.cells]
-            able = [row for row in able if row.cells[column].whole and row.cells[column].published is not None]
+            found = [(row, row.cells[column]) for row in table.of(group) if column in row.cells]
+            able = [_Place(row, cell, cell.published) for row, cell in found if cell.published is not None]
             yield from ((column, first, second) for first, second in combinations(able, 2))
-
-
-def _published(cell: Cell) -> float:
-    assert cell.published is not None
-    return cell.published
 
 
 def _apart(table: Table, a: float, b: float) -> bool:
@@ -105,17 +108,27 @@ def _measurably_apart(table: Table, column: str, a: Cell, b: Cell) -> bool:
     differences = [] if table.experiment.by_class else paired_differences(a, b)
     if len(differences) >= ENOUGH:
         error = statistics.stdev(differences) / math.sqrt(len(differences))
+        difference = statistics.fmean(differences)
+        if (difference < 0) != (a.mean < b.mean):  # seeds that one of them lacks turn the order
+            return False
     else:
         classes = len(table.columns) if table.experiment.by_class and column != MEAN else 1
         error = math.hypot(standard_error(a, classes), standard_error(b, classes))
-    return abs(a.mean - b.mean) > STANDARD_ERRORS * error
+        difference = a.mean - b.mean
+    return abs(difference) > STANDARD_ERRORS * error
 
 
 def paired_differences(a: Cell, b: Cell) -> list[float]:
-    """Give the differences in error between the runs of two cells that saw the same samples in the same order."""
+    """Give the differences in error between two cells, one a domain: the mean over the streams that both saw.
+
+    Seeds of a domain share its images and the source model, so they are no independent differences.
+    """
     there = {_stream(done): float(done.record.error or 0.0) for done in b.done}
-    own = [(_stream(done), float(done.record.error or 0.0)) for done in a.done]
-    return [error - there[stream] for stream, error in own if stream in there]
+    by_part: dict[Part, list[float]] = {}
+    for done in a.done:
+        if _stream(done) in there:
+            by_part.setdefault(done.run.part, []).append(float(done.record.error or 0.0) - there[_stream(done)])
+    return [statistics.fmean(differences) for differences in by_part.values()]
 
 
 def _stream(done: Done) -> tuple[object, ...]:

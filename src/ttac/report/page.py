@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ttac import __version__
@@ -15,14 +16,26 @@ from ttac.report.orders import RULES, Ordering
 from ttac.report.plots import FAINT, INK, PAPER
 from ttac.report.published import MEAN, NO_PROTOCOL
 from ttac.report.results import Done, Experiment
-from ttac.report.tables import UNITS, Cell, Table, readable
-from ttac.report.writers import counted, link, number, order_sentence, swap_lines
+from ttac.report.tables import Cell, Table, readable, values_of
+from ttac.report.writers import (
+    OTHER_SCALES,
+    PAPER_SCALE,
+    counted,
+    legend,
+    link,
+    number,
+    of_other_scale,
+    order_sentence,
+    paper_number,
+    plural,
+    swap_lines,
+)
 
 CAPTIONS = {
-    "cumulative": "Error so far over the stream. The TTAC family is drawn solid and thicker.",
+    "cumulative": "Error so far over a stream. The TTAC family is solid and thicker; what lies outside is at an edge.",
     "bars": "Every number of the table as a bar; whiskers are standard deviations over seeds.",
     "heatmap": "The table as colours: lighter is lower. Each panel has its own scale.",
-    "time": "Error against time: to the lower left is better.",
+    "time": "Error against time: to the lower left is better; what lies outside is at an edge.",
     "tsne": "Features of the target samples laid out by t-SNE, coloured by their true classes.",
 }
 
@@ -33,7 +46,11 @@ class Section:
 
     table: Table
     ordering: Ordering
-    figures: Mapping[str, Path]  # SVG by kind, with a PNG beside each
+    figures: Mapping[str, Mapping[str, bytes]]  # the files of each kind, by their suffix
+
+    def file(self, kind: str, suffix: str) -> str:
+        """Name the file of a figure, seen from the report."""
+        return f"figures/{self.table.experiment.key}-{kind}.{suffix}"
 
 
 @dataclass
@@ -46,14 +63,14 @@ class _Details:
     environments: list[str] = field(default_factory=list)
     _places: dict[Path, int] = field(default_factory=dict)
 
-    def add(self, title: str, text: str, cell: Cell, digits: int) -> int:
+    def add(self, title: str, text: str, cell: Cell, table: Table, column: str) -> int:
         """Keep a cell, and give its place."""
-        note = f"n = {cell.n} {'seed' if cell.n == 1 else cell.over}, {len(cell.done)} records"
+        note = f"n = {plural(cell.n, cell.over.removesuffix('s'))}, {plural(len(cell.done), 'record')}"
         if cell.lacking:
             note += f"; partial: {cell.lacking}"
-        paper = "" if cell.published is None else number(cell.published, digits)
-        indices = [self._record(done) for done in cell.done]
-        self.cells.append({"title": title, "text": text, "note": note, "paper": paper, "records": indices})
+        paper = paper_number(cell, table.digits)
+        records = [[self._record(done), _value(table, done, column)] for done in cell.done]
+        self.cells.append({"title": title, "text": text, "note": note, "paper": paper, "records": records})
         return len(self.cells) - 1
 
     def _record(self, done: Done) -> int:
@@ -84,6 +101,13 @@ class _Details:
         return self._places[done.path]
 
 
+def _value(table: Table, done: Done, column: str) -> str:
+    """Print what a record adds to a cell; to a mean over classes it adds its own."""
+    values = values_of(table.experiment, done)
+    unit = " s a sample" if table.experiment.metric == "seconds" else " %"
+    return number(values.get(column, fmean(values.values())), table.digits) + unit
+
+
 def _versions(facts: Mapping[str, Any], more: Sequence[str] = ()) -> str:
     keys = ("ttac", "python", "torch", "numpy", *more)
     return ", ".join(f"{key} {facts[key]}" for key in keys if facts.get(key) is not None)
@@ -102,6 +126,8 @@ def render_page(sections: Sequence[Section], out: Path) -> str:
         sections=shown,
         facts=_facts([section.table.experiment for section in sections]),
         details={"cells": details.cells, "records": details.records, "environments": details.environments},
+        compared=any(section.table.compared for section in sections),
+        other_scales=OTHER_SCALES if any(of_other_scale(section.table) for section in sections) else "",
         version=__version__,
     )
 
@@ -110,42 +136,42 @@ def _section(section: Section, details: _Details, out: Path) -> dict[str, Any]:
     table = section.table
     experiment = table.experiment
     key = experiment.key
-    cells = [cell for row in table.rows for cell in row.cells.values()]
+    below = "below each number" + (", with the difference," if experiment.scale == PAPER_SCALE else "")
     return {
         "key": key,
         "experiment": experiment,
-        "unit": UNITS[experiment.metric],
         "counted": counted(table),
-        "columns": [{"name": name, "shown": readable(name), "mean": name == MEAN} for name in table.columns],
+        "columns": [{"name": name, "shown": readable(name), "mean": name == MEAN} for name in _columns(table)],
         "groups": [_group(table, group, details) for group in table.groups],
         "missing": len(experiment.runs) - len(experiment.done) - len(experiment.failed),
-        "spread": any(cell.std is not None for cell in cells),
-        "over_columns": any(cell.over == "columns" for cell in cells),
-        "partial": not all(cell.whole for cell in cells),
-        "compared": any(cell.published is not None for cell in cells),
+        "legend": legend(table, below),
         "order": order_sentence(section.ordering) if section.ordering.compared else "",
         "swaps": swap_lines(table, section.ordering),
         "rule": RULES[experiment.metric],
-        "figures": [_figure(kind, path, out) for kind, path in section.figures.items()],
+        "figures": [_figure(section, kind) for kind in section.figures],
         "files": [(suffix, f"tables/{key}.{suffix}") for suffix in ("md", "csv", "tex")],
         "failed": [
             {"name": each.run.name, "error": each.error.strip(), "href": link(each.path, out)}
             for each in experiment.failed
         ],
-        "sources": table.sources,
+        "sources": table.sources if table.compared else (),
     }
 
 
-def _figure(kind: str, path: Path, out: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
-    width = re.search(r'<svg[^>]* viewBox="0 0 ([\d.]+) ', text)
-    assert width is not None, "matplotlib gives its figures a view box"
+def _columns(table: Table) -> list[str]:
+    """Give the columns with the mean first, where a narrow screen shows it."""
+    return sorted(table.columns, key=lambda column: column != MEAN)
+
+
+def _figure(section: Section, kind: str) -> dict[str, Any]:
+    text = section.figures[kind]["svg"].decode()
+    width = text.partition(' viewBox="0 0 ')[2].partition(" ")[0]  # in points
     return {
         "caption": CAPTIONS[kind],
-        "svg": inline_svg(text, f"{path.stem}-", CAPTIONS[kind]),
-        "wide": round(float(width[1]) * 4 / 3),  # from points to pixels
-        "png": link(path.with_suffix(".png"), out),
-        "file": link(path, out),
+        "svg": inline_svg(text, f"{section.table.experiment.key}-{kind}-", CAPTIONS[kind]),
+        "wide": round(float(width) * 4 / 3),  # in pixels
+        "png": section.file(kind, "png"),
+        "file": section.file(kind, "svg"),
     }
 
 
@@ -153,31 +179,30 @@ def _group(table: Table, group: str, details: _Details) -> dict[str, Any]:
     rows = []
     for row in table.of(group):
         cells = []
-        for column in table.columns:
+        for column in _columns(table):
             cell = row.cells.get(column)
             where = ", ".join(each for each in (row.title, group, column) if each != NO_PROTOCOL)
-            cells.append(None if cell is None else _shown(where, cell, table.digits, details))
+            cells.append(None if cell is None else _shown(where, cell, column, table, details))
         rows.append({"title": row.title, "cells": cells, "seeds": row.seeds})
     return {"name": group, "means": describe_group(group), "rows": rows}
 
 
-def _shown(where: str, cell: Cell, digits: int, details: _Details) -> dict[str, Any]:
+def _shown(where: str, cell: Cell, column: str, table: Table, details: _Details) -> dict[str, Any]:
+    digits = table.digits
     mean = number(cell.mean, digits)
     std = "" if cell.std is None else number(cell.std, digits)
     text = f"{mean} ± {std}" if std else mean
-    paper = difference = ""
-    if cell.published is not None:
-        paper = number(cell.published, digits)
+    difference = ""
+    if cell.published is not None and table.experiment.scale == PAPER_SCALE:
         difference = f"{cell.mean - cell.published:+.{digits}f}".replace("-", "−")  # noqa: RUF001
     return {
-        "index": details.add(where, text, cell, digits),
+        "index": details.add(where, text, cell, table, column),
         "value": repr(cell.mean),
         "mean": mean,
         "std": std,
         "best": cell.best,
         "lacking": cell.lacking,
-        "paper": paper,
-        "paper_std": "" if cell.published_std is None else number(cell.published_std, digits),
+        "paper": paper_number(cell, digits),
         "difference": difference,
         "label": f"{where}: {text}",
     }
@@ -213,14 +238,14 @@ def _facts(experiments: Sequence[Experiment]) -> list[tuple[str, str]]:
         for facts in known
     )
     return [
-        ("Runs", f"{len(done)} of {runs}, over {len(experiments)} tables"),
+        ("Runs", f"{len(done)} of {runs}, over {plural(len(experiments), 'table')}"),
         ("Scales", _different(experiment.scale for experiment in experiments)),
         ("Samples", f"{sum(record.samples for record in records):,} predicted"),
         ("Time", f"{sum(record.seconds for record in records) / 3600:.1f} hours of streams"),
         ("When", f"{times[0][:10]} to {times[-1][:10]}" if times else "unknown"),
         ("Machine", _different(machines)),
         ("Versions", _different(map(_versions, known))),
-        ("Commit", _different(str(facts.get("commit") or "unknown") for facts in known)),
+        ("Commit", _different(_short(facts.get("commit")) for facts in known)),
     ]
 
 
@@ -242,3 +267,13 @@ def inline_svg(text: str, prefix: str, label: str) -> Any:
     for colour, name in {INK: "ink", FAINT: "faint", PAPER: "card"}.items():
         body = re.sub(rf"(fill|stroke): {colour}\b", rf"\1: var(--{name}, {colour})", body)
     return Markup(body.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1))
+
+
+def _short(commit: object) -> str:
+    """Cut a commit's hash, and keep the mark of changed files.
+
+    >>> _short("85f58c4b90351254f4b706a34fb1b4b1f0ca2898+"), _short(None)
+    ('85f58c4b90+', 'unknown')
+    """
+    text = str(commit or "unknown")
+    return text[:10] + ("+" if text[10:].endswith("+") else "")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import io
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from ttac.files import replacing
 from ttac.report.published import NO_PROTOCOL
 from ttac.report.records import Record
-from ttac.report.results import Done, Experiment, Run
+from ttac.report.results import Experiment, Run
 from ttac.report.tables import Table, readable, whole_runs
 
 Curve = tuple[Sequence[float], Sequence[float]]  # samples so far, error so far
@@ -54,7 +55,7 @@ def look(salt: str = "ttac") -> Iterator[None]:
     try:
         import matplotlib as mpl
     except ImportError as error:
-        raise ImportError("figures are drawn by matplotlib: pip install 'ttac[demo]'") from error
+        raise ImportError("figures are drawn by matplotlib: pip install 'ttac[report]' or 'ttac[demo]'") from error
     mpl.use("Agg")
     ink = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     settings: dict[Any, Any] = dict.fromkeys(ink, INK)
@@ -76,19 +77,18 @@ def new_figure(rows: int, columns: int, width: float, height: float, **options: 
     return figure, grid
 
 
-def save_figure(figure: Any, path: Path) -> None:
-    """Write a figure in the format of the path's suffix, the same bytes each time."""
-    kind = path.suffix.lstrip(".") or "png"
-    metadata = {"Date": None} if kind == "svg" else {}
-    with look(path.stem), replacing(path) as draft:
-        figure.savefig(draft, format=kind, dpi=DPI, metadata=metadata)
-
-
-def close(figure: Any) -> None:
-    """Free the memory of a figure."""
+def render(figure: Any, name: str, kinds: Sequence[str]) -> dict[str, bytes]:
+    """Give a figure in each of the formats, the same bytes each time, and free its memory."""
     from matplotlib import pyplot as plt
 
+    files = {}
+    for kind in kinds:
+        file = io.BytesIO()
+        with look(name):
+            figure.savefig(file, format=kind, dpi=DPI, metadata={"Date": None} if kind == "svg" else {})
+        files[kind] = file.getvalue()
     plt.close(figure)
+    return files
 
 
 def plot_cumulative_error(panels: Mapping[str, Mapping[str, Record]], path: Path | str) -> None:
@@ -98,34 +98,35 @@ def plot_cumulative_error(panels: Mapping[str, Mapping[str, Record]], path: Path
     }
     with look():
         figure = draw_curves(curves)
-    save_figure(figure, Path(path))
-    close(figure)
+    path = Path(path)
+    kind = path.suffix.lstrip(".") or "png"
+    with replacing(path) as draft:
+        draft.write_bytes(render(figure, path.stem, [kind])[kind])
 
 
 def cumulative_error(table: Table) -> Any | None:
     """Draw the error so far of an experiment's runs: a panel a protocol, and a domain or column where they are few."""
     split, mean = _splitting(table.experiment)
-    known = [done for row in table.rows for done in whole_runs(table, row, every_column=bool(mean))]
-    runs = [done for done in known if done.record.cumulative_error]
     panels: dict[str, dict[str, Curve]] = {}
-    groups = list(dict.fromkeys(done.run.group for done in runs))
-    for group in [each for each in groups if each != NO_PROTOCOL] or groups:
-        for part in dict.fromkeys(split(done.run) for done in runs if done.run.group == group):
-            members = [done for done in with_reference(runs, group) if split(done.run) == part]
-            rows = dict.fromkeys(done.run.row for done in members)
+    parts: dict[str, None] = {}
+    for group in panel_groups(table):
+        records: dict[str, dict[str, list[Record]]] = {}
+        for row in table.with_reference(group):
+            for done in whole_runs(table, row, every_column=bool(mean)):
+                if done.record.cumulative_error:
+                    records.setdefault(split(done.run), {}).setdefault(row.title, []).append(done.record)
+        own = {row.title for row in table.of(group)}
+        for part in [part for part, rows in records.items() if own & rows.keys()]:
             title = ", ".join(word for word in (group, part or mean) if word not in ("", NO_PROTOCOL))
-            panels[title] = {row: _curve([done.record for done in members if done.run.row == row]) for row in rows}
-    parts = len({split(done.run) for done in runs})
-    return draw_curves(panels, parts if 1 < parts <= FEW else None) if panels else None
+            panels[title] = {row: _curve(found) for row, found in records[part].items()}
+            parts[part] = None
+    references = {row.title for row in table.of(NO_PROTOCOL)}
+    return draw_curves(panels, references, len(parts) if 1 < len(parts) <= FEW else None) if panels else None
 
 
-def with_reference(runs: Sequence[Done], group: str) -> list[Done]:
-    """Give the runs of a group, after those without adaptation of the same source models, to compare with."""
-    own = [done for done in runs if done.run.group == group]
-    sources = {done.run.source for done in own}
-    titles = {done.run.row for done in own}
-    without = [done for done in runs if done.run.group == NO_PROTOCOL != group and done.run.source in sources]
-    return [*(done for done in without if done.run.row not in titles), *own]
+def panel_groups(table: Table) -> list[str]:
+    """Give the groups that have panels: what is not adapted is drawn beside the others, if there are any."""
+    return [group for group in table.groups if group != NO_PROTOCOL] or table.groups
 
 
 def _splitting(experiment: Experiment) -> tuple[Callable[[Run], str], str]:
@@ -152,8 +153,13 @@ def _curve(records: Sequence[Record]) -> Curve:
     return grid.tolist(), mean.tolist()
 
 
-def draw_curves(panels: Mapping[str, Mapping[str, Curve]], columns: int | None = None) -> Any:
-    """Draw panels of curves with one legend; those of the TTAC family are solid and thicker."""
+def draw_curves(
+    panels: Mapping[str, Mapping[str, Curve]], references: Container[str] = (), columns: int | None = None
+) -> Any:
+    """Draw panels of curves with one legend; those of the TTAC family are solid and thicker.
+
+    Limits leave `references` out, which would press the others together: those outside are written at the edge.
+    """
     columns = columns or (2 if len(panels) == 4 else min(3, len(panels)))
     rows = -(-len(panels) // columns)
     names = list(dict.fromkeys(name for curves in panels.values() for name in curves))
@@ -165,10 +171,15 @@ def draw_curves(panels: Mapping[str, Mapping[str, Curve]], columns: int | None =
     for axes, (title, curves) in zip(grid.flat, panels.items(), strict=False):
         for name, (samples, errors) in curves.items():
             dashes = "-" if _is_family(name) else _DASHES[plain.index(name) % len(_DASHES)]
-            width = 2.2 if _is_family(name) else 1.2
-            (handles[name],) = axes.plot(samples, errors, color=colour[name], linestyle=dashes, linewidth=width)
+            width, order = (2.2, 2.0) if _is_family(name) else (1.2, 2.1)  # a thick line would hide a thin one
+            (handles[name],) = axes.plot(
+                samples, errors, color=colour[name], linestyle=dashes, linewidth=width, zorder=order
+            )
         axes.set_title(title, fontsize=9.5)
-        axes.set_ylim(*_limits(curves.values()))
+        # Errors of few samples leap: the first tenth of a stream is left out.
+        settled = {name: list(errors)[len(errors) // 10 :] for name, (_, errors) in curves.items()}
+        own = [error for name, errors in settled.items() for error in errors if name not in references]
+        set_limits(axes, own, {name: errors[-1] for name, errors in settled.items() if name in references})
         axes.grid(color=FAINT)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
@@ -192,8 +203,18 @@ def _is_family(name: str) -> bool:
     return name.startswith("TTAC")
 
 
-def _limits(curves: Iterable[Curve]) -> tuple[float, float]:
-    """Leave the first tenth of a stream out, in which errors of few samples leap."""
-    values = [error for _, errors in curves for error in list(errors)[len(errors) // 10 :]]
+def set_limits(axes: Any, values: Sequence[float], references: Mapping[str, float]) -> dict[str, float]:
+    """Fit the errors on the axes to `values`, write the references outside at the edge, and give those inside."""
+    values = values or list(references.values())
     margin = max(1.0, 0.08 * (max(values) - min(values)))
-    return max(0.0, min(values) - margin), max(values) + margin
+    low, high = max(0.0, min(values) - margin), max(values) + margin
+    axes.set_ylim(low, high)
+    above = [f"{name} {value:.1f}" for name, value in references.items() if value > high]
+    below = [f"{name} {value:.1f}" for name, value in references.items() if value < low]
+    for place, edge, texts in ((0.98, "top", above), (0.02, "bottom", below)):
+        if texts:
+            axes.text(
+                0.985, place, ", ".join(texts), transform=axes.transAxes, ha="right", va=edge, fontsize=8.5,
+                bbox={"facecolor": PAPER, "edgecolor": FAINT, "boxstyle": "round,pad=0.25", "linewidth": 0.6},
+            )  # fmt: skip
+    return {name: value for name, value in references.items() if low <= value <= high}

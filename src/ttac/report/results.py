@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ttac.report.records import Record
+from ttac.report.records import FORMAT, Record
 
 EXPERIMENT = "experiment.json"
 EXPERIMENT_FORMAT, FAILURE_FORMAT, POINTS_FORMAT = "ttac.experiment/1", "ttac.failure/1", "ttac.points/1"
@@ -48,7 +48,6 @@ class Points:
 
     points: list[tuple[float, float]]
     labels: list[int]
-    predictions: list[int]
 
 
 @dataclass(frozen=True)
@@ -172,12 +171,11 @@ def _load_experiment(file: Path) -> tuple[Experiment, list[str]]:
 
 
 def _parts(path: Path, content: object) -> dict[str, set[Part]]:
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} does not say which parts a whole column has: run ttac bench again, which rewrites it")
     try:
-        assert isinstance(content, dict)
-        return {
-            str(column): {(target, domain, level) for target, domain, level in of} for column, of in content.items()
-        }
-    except (AssertionError, TypeError, ValueError) as error:
+        return {column: {(target, domain, level) for target, domain, level in of} for column, of in content.items()}
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path}: parts must give the target, domain and severity of each part, by column") from error
 
 
@@ -194,13 +192,20 @@ def _add_run(experiment: Experiment, name: str) -> None:
     if path.exists():  # a failure beside it is of an earlier attempt
         record = _load_record(path)
         run = _run(path, record.provenance.get("run"), experiment, name)
-        if experiment.by_class and not 0 < len(record.class_error) == len(experiment.classes or record.class_error):
-            raise ValueError(f"{path} has errors of {len(record.class_error)} classes, which are not the experiment's")
+        if experiment.by_class:
+            _check_classes(path, record, experiment.classes)
         experiment.done.append(Done(run, record, path, _load_points(points) if points.exists() else None))
     elif failure.exists():
         content = _read(failure, FAILURE_FORMAT)
         run = _run(failure, content.get("run"), experiment, name)
         experiment.failed.append(Failure(run, _Expect(failure, content).text("error"), failure))
+
+
+def _check_classes(path: Path, record: Record, classes: list[str] | None) -> None:
+    if all(error is None for error in record.class_error):
+        raise ValueError(f"{path} has no error of any class, and the columns of its experiment are classes")
+    if classes is not None and len(record.class_error) != len(classes):
+        raise ValueError(f"{path} has errors of {len(record.class_error)} classes, which are not the experiment's")
 
 
 def _run(path: Path, content: object, experiment: Experiment, name: str) -> Run:
@@ -210,12 +215,15 @@ def _run(path: Path, content: object, experiment: Experiment, name: str) -> Run:
     of = tuple(expect.text(key) for key in ("experiment", "scale", "name"))
     if of != (experiment.name, experiment.scale, name):
         raise ValueError(f"{path} is the run {of[2]!r} of {of[0]} at scale {of[1]}, which is not its place")
+    column = expect.text("column")
+    if column not in experiment.parts:
+        raise ValueError(f"{path}: {EXPERIMENT} has no parts of the column {column!r}: run ttac bench again")
     domain, severity = content.get("domain"), content.get("severity")
     return Run(
         name=name,
         group=expect.text("group"),
         row=expect.text("row"),
-        column=expect.text("column"),
+        column=column,
         seed=expect.kind("seed", int),
         source=expect.text("source"),
         target=expect.text("target"),
@@ -225,7 +233,7 @@ def _run(path: Path, content: object, experiment: Experiment, name: str) -> Run:
 
 
 def _load_record(path: Path) -> Record:
-    _read(path, "ttac.record/1")  # says of which file a mistake is
+    _read(path, FORMAT)  # says of which file a mistake is
     try:
         record = Record.load(path)
         numbers = [record.seconds, *(value for point in record.cumulative_error for value in point)]
@@ -246,13 +254,13 @@ def _load_points(path: Path) -> Points:
     content = _read(path, POINTS_FORMAT)
     try:
         points = [(float(x), float(y)) for x, y in content["points"]]
-        labels, predictions = ([int(value) for value in content[key]] for key in ("labels", "predictions"))
+        labels = [int(value) for value in content["labels"]]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a whole set of points: {error}") from error
     finite = all(math.isfinite(value) for point in points for value in point)
-    if not finite or not 0 < len(points) == len(labels) == len(predictions):
-        raise ValueError(f"{path} must have as many labels and predictions as finite points")
-    return Points(points, labels, predictions)
+    if not finite or not 0 < len(points) == len(labels):
+        raise ValueError(f"{path} must have as many labels as finite points")
+    return Points(points, labels)
 
 
 def _read(path: Path, kind: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from ttac.data.corruptions.constants import NAMES
 from ttac.names import pick
-from ttac.report.published import MEAN, PublishedTable
+from ttac.report.published import MEAN, NO_PROTOCOL, PublishedTable
 from ttac.report.results import Done, Experiment, Part, Run
 
 DIGITS = {"error": 2, "seconds": 4}
@@ -59,8 +59,12 @@ class Row:
     @property
     def seeds(self) -> str:
         """Give the number of seeds, as a range where it differs between cells."""
-        counts = sorted({cell.n for column, cell in self.cells.items() if column != MEAN})
-        return str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
+        return as_range(cell.n for column, cell in self.cells.items() if column != MEAN)
+
+    @property
+    def sources(self) -> set[str]:
+        """Give the source models of its runs."""
+        return {done.run.source for cell in self.cells.values() for done in cell.done}
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,32 @@ class Table:
         """Give the decimal places of its numbers."""
         return DIGITS[self.experiment.metric]
 
+    @property
+    def compared(self) -> bool:
+        """Tell whether any number has one of the paper beside it."""
+        return any(cell.published is not None for row in self.rows for cell in row.cells.values())
+
     def of(self, group: str) -> list[Row]:
         """Give the rows of a group."""
         return [row for row in self.rows if row.group == group]
+
+    def with_reference(self, group: str) -> list[Row]:
+        """Give the rows of a group, after those without adaptation of the same source models, to compare with."""
+        own = self.of(group)
+        titles = {row.title for row in own}
+        sources = set().union(*(row.sources for row in own))
+        without = [row for row in self.of(NO_PROTOCOL) if group != NO_PROTOCOL and row.title not in titles]
+        return [*(row for row in without if row.sources & sources), *own]
+
+
+def as_range(counts: Iterable[int]) -> str:
+    """Write how many there are, as a range where it differs.
+
+    >>> as_range([3, 3]), as_range([5, 3, 4])
+    ('3', '3-5')
+    """
+    found = sorted(set(counts))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
 
 
 def make_table(experiment: Experiment, published: Mapping[str, PublishedTable]) -> Table:
@@ -103,7 +130,7 @@ def make_table(experiment: Experiment, published: Mapping[str, PublishedTable]) 
 
 
 def _cells(experiment: Experiment, columns: Sequence[str], done: Sequence[Done]) -> dict[str, Cell]:
-    values = [(each, _values(experiment, each)) for each in done]
+    values = [(each, values_of(experiment, each)) for each in done]
     cells = {}
     for column in columns:
         measured = [(each, found[column]) for each, found in values if column in found]
@@ -130,12 +157,6 @@ def whole_runs(table: Table, row: Row, every_column: bool) -> list[Done]:
     return list({done.run.name: done for cell in cells for done in cell.done}.values())
 
 
-def value_of(experiment: Experiment, done: Done) -> float:
-    """Give the number that a record has for its experiment's metric."""
-    record = done.record
-    return record.seconds / record.samples if experiment.metric == "seconds" else float(record.error or 0.0)
-
-
 def over_seeds(values: Iterable[tuple[int, float]]) -> dict[int | str, float]:
     """Give the mean of the values of each seed.
 
@@ -156,11 +177,14 @@ def _columns(experiment: Experiment) -> Iterable[str]:
     return (str(index) for index in range(max((len(done.record.class_error) for done in experiment.done), default=0)))
 
 
-def _values(experiment: Experiment, done: Done) -> dict[str, float]:
+def values_of(experiment: Experiment, done: Done) -> dict[str, float]:
+    """Give the numbers that a record has in its experiment's table, by column."""
+    record = done.record
     if not experiment.by_class:
-        return {done.run.column: value_of(experiment, done)}
-    names = experiment.classes or [str(index) for index in range(len(done.record.class_error))]
-    errors = zip(names, done.record.class_error, strict=True)
+        seconds = experiment.metric == "seconds"
+        return {done.run.column: record.seconds / record.samples if seconds else float(record.error or 0.0)}
+    names = experiment.classes or [str(index) for index in range(len(record.class_error))]
+    errors = zip(names, record.class_error, strict=True)
     return {name: error for name, error in errors if error is not None}
 
 
@@ -201,9 +225,10 @@ def _average(row: Row, columns: Sequence[str]) -> Cell:
 
 
 def _beside_published(row: Row, columns: Sequence[str], sources: Sequence[PublishedTable]) -> Row:
+    """Put the paper's numbers beside whole means: one over a part of the domains is of something else."""
     cells = {}
     for column, cell in row.cells.items():
-        for table in sources:
+        for table in sources if cell.whole else ():
             if column == MEAN:
                 number = _published_average(table, row, columns)
             else:
@@ -232,7 +257,7 @@ def _with_best(table: Table) -> Table:
         for column in table.columns:
             cells = [row.cells[column] for row in table.of(group) if column in row.cells]
             means = [round(cell.mean, table.digits) for cell in cells if cell.whole]
-            if len(means) > 1:
+            if means and min(means) < max(means):
                 best[group, column] = min(means)
 
     def marked(row: Row) -> Row:

@@ -10,8 +10,13 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ttac.report.orders import RULES, Ordering
-from ttac.report.tables import UNITS, Cell, Table, readable
+from ttac.report.tables import UNITS, Cell, Table, as_range, readable
 
+PAPER_SCALE = "paper"  # the one at which values may be compared with the paper's
+OTHER_SCALES = (
+    "The paper's numbers are of larger models, other data or longer streams: compare orders within a protocol, "
+    "not values."
+)
 CSV_FIELDS = (
     "experiment", "scale", "group", "row", "column", "metric",
     "mean", "std", "n", "over", "partial", "best", "published", "published_std", "records",
@@ -27,6 +32,23 @@ def number(value: float, digits: int) -> str:
     return f"{value:.{digits}f}"
 
 
+def plural(count: int, noun: str) -> str:
+    """Count things.
+
+    >>> plural(1, "record"), plural(0, "record")
+    ('1 record', '0 records')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def paper_number(cell: Cell, digits: int) -> str:
+    """Print what the paper has in the place of a cell, an empty text where it has nothing."""
+    if cell.published is None:
+        return ""
+    spread = "" if cell.published_std is None else f" ± {number(cell.published_std, digits)}"
+    return number(cell.published, digits) + spread
+
+
 def link(path: Path, base: Path) -> str:
     """Give the address of a file as seen from the folder `base`."""
     return quote(Path(os.path.relpath(path.resolve(), base.resolve())).as_posix())
@@ -36,23 +58,37 @@ def counted(table: Table) -> str:
     """Say how many runs a table is of."""
     experiment = table.experiment
     failed = f", {len(experiment.failed)} failed" if experiment.failed else ""
-    return f"{len(experiment.done)} of {len(experiment.runs)} runs{failed}"
+    return f"{len(experiment.done)} of {plural(len(experiment.runs), 'run')}{failed}"
 
 
-def legend(table: Table) -> str:
-    """Explain the numbers of a table in a sentence or two."""
+def of_other_scale(table: Table) -> bool:
+    """Tell whether a table has numbers of the paper beside values that are of something smaller."""
+    return table.compared and table.experiment.scale != PAPER_SCALE
+
+
+def legend(table: Table, published: str = "in brackets") -> str:
+    """Explain the numbers of a table in a few sentences; `published` says where the paper's stand."""
     cells = [cell for row in table.rows for cell in row.cells.values()]
     said = [f"{UNITS[table.experiment.metric].capitalize()}, mean"]
     if any(cell.std is not None for cell in cells):
         said[0] += " ± sample standard deviation over n seeds"
-    if any(cell.over == "columns" for cell in cells):
-        said[0] += " (of the last column: over the columns)"
-    said[0] += "; the best of a protocol in bold"
-    if any(cell.published is not None for cell in cells):
-        said[0] += "; in brackets what the paper has"
+    columns = [cell.n for cell in cells if cell.over == "columns"]
+    if columns:
+        said[0] += f" (of the mean: over n = {as_range(columns)} columns)"
+    said[0] += "; lower is better"
+    if any(cell.best for cell in cells):
+        said[0] += ", the best of a protocol in bold"
+    said[0] += f"; {published} what the paper has." if table.compared else "."
+    if of_other_scale(table):
+        said.append(OTHER_SCALES)
     if not all(cell.whole for cell in cells):
-        said.append("Numbers with an asterisk are means over a part of the domains or columns")
-    return ". ".join([*said, ""]).strip()
+        said.append("Numbers with * are means over a part of the domains or columns: not compared, nor in figures.")
+    return " ".join(said)
+
+
+def places_in_paper(table: Table) -> list[str]:
+    """Say where the published numbers of a table stand, and what is to know of them."""
+    return [f"Published: {source.place}. {source.note}".strip() for source in table.sources if table.compared]
 
 
 def order_sentence(ordering: Ordering) -> str:
@@ -89,12 +125,14 @@ def swap_lines(table: Table, ordering: Ordering) -> list[str]:
 def markdown(table: Table, ordering: Ordering) -> str:
     """Write a table as Markdown, with its legend and what is in another order than in the paper."""
     experiment = table.experiment
-    lines = [f"{counted(table)}. {legend(table)}", ""]
+    lines = [f"{counted(table)}. {as_text(legend(table))}", ""]
     lines.append("| " + " | ".join(map(as_text, ("protocol", "method", *map(readable, table.columns), "n"))) + " |")
     lines.append("|---|---|" + "---:|" * (len(table.columns) + 1))
     for row in table.rows:
         cells = [_md_cell(row.cells.get(column), table.digits) for column in table.columns]
         lines.append("| " + " | ".join([as_text(row.group), as_text(row.title), *cells, row.seeds]) + " |")
+    for place in places_in_paper(table):
+        lines += ["", as_text(place)]
     if ordering.compared:
         lines += ["", f"{order_sentence(ordering)} {RULES[experiment.metric]}", ""]
         lines += [f"- {as_text(line)}" for line in swap_lines(table, ordering)]
@@ -121,7 +159,8 @@ def _md_cell(cell: Cell | None, digits: int) -> str:
         text += f" ± {number(cell.std, digits)}"
     text = f"**{text}**" if cell.best else text
     text += "" if cell.whole else r"\*"
-    return text if cell.published is None else f"{text} ({number(cell.published, digits)})"
+    paper = paper_number(cell, digits)
+    return f"{text} ({paper})" if paper else text
 
 
 def comma_separated(table: Table, base: Path) -> str:
@@ -148,7 +187,8 @@ def comma_separated(table: Table, base: Path) -> str:
 
 _TEX = {
     "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    ">": r"\textgreater{}", "|": r"\textbar{}", "±": r"$\pm$",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
 }  # fmt: skip
 
 
@@ -165,11 +205,12 @@ def latex(table: Table) -> str:
     """Write a table as LaTeX, for the package booktabs."""
     experiment = table.experiment
     width = len(table.columns)
+    said = [f"{experiment.title} (scale {experiment.scale}, {counted(table)}).", legend(table), *places_in_paper(table)]
     lines = [
         r"% \usepackage{booktabs}",
         r"\begin{table}",
         r"\centering",
-        rf"\caption{{{_tex(f'{experiment.title} (scale {experiment.scale}, {counted(table)}). {legend(table)}')}}}",
+        rf"\caption{{{_tex(' '.join(said))}}}",
         rf"\label{{tab:{experiment.key}}}",
         rf"\begin{{tabular}}{{ll{'r' * (width + 1)}}}",
         r"\toprule",
@@ -190,4 +231,5 @@ def _tex_cell(cell: Cell | None, digits: int) -> str:
     text = rf"\textbf{{{text}}}" if cell.best else text
     text += "" if cell.std is None else rf" $\pm$ {number(cell.std, digits)}"
     text += "" if cell.whole else r"$^{*}$"
-    return text if cell.published is None else f"{text} ({number(cell.published, digits)})"
+    paper = paper_number(cell, digits).replace("±", r"$\pm$")
+    return f"{text} ({paper})" if paper else text
