@@ -26,6 +26,7 @@ LARGE = ("cpu", "paper")
 # (group, row) that the paper lacks, and those of the paper that are not run; its reason stands in the experiment.
 BEYOND = {
     "protocols": {("N-O-SF", "AdaContrast"), ("N-M-SF", "AdaContrast"), ("N-M-SF", "Self-Training")},
+    "adversarial": {("-", "TEST (contrastive source)")},
     "queue": {("-", "TEST")},
 }
 LEFT_OUT = {"vit": {("N-O-SF", "BN")}}
