@@ -9,6 +9,7 @@ import torch
 from torch.distributions import MultivariateNormal
 
 from ttac import checks
+from ttac.alignment import Alignment
 from ttac.filters import FilterKind, Memory, filter_pseudo_labels
 from ttac.gaussian import FAMILIES, Full, Gaussians, RunningGaussians, moment_distance, responsibilities
 from ttac.losses import filtered_labels
@@ -104,6 +105,16 @@ def test_soft_clusters_take_every_sample_by_its_responsibility(monkeypatch: pyte
     before = anchor.running.gaussians.mean.clone()
     adapter(images)
     assert bool(((anchor.running.gaussians.mean - before).norm(dim=1) > 0).all())
+
+
+def test_without_weights_the_clusters_follow_and_nothing_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
+    adapter = checks.subject("ttac", class_weight=0.0, global_weight=0.0).make()
+    assert isinstance(adapter, TTAC)
+    monkeypatch.setattr(Alignment, "pull", lambda *_: pytest.fail("a pull was computed that has no weight"))
+    before = {name: alignment.running.gaussians.mean.clone() for name, alignment in adapter.alignments.items()}
+    adapter(checks.subject("ttac").images)
+    for name, alignment in adapter.alignments.items():
+        assert not torch.equal(alignment.running.gaussians.mean, before[name])
 
 
 def test_inferred_anchors_leave_the_source_weights_as_an_anchor() -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ttac.gaussian import (
     Blend,
     Direction,
     Gaussians,
+    Part,
     RunningGaussians,
-    choose_family,
     divergence,
+    divergence_gradients,
     moment_distance,
+    moment_gradients,
     responsibilities,
 )
+from ttac.gaussian.covariance import chunks
 
 Distance = Literal["kl", "l2"]
 
@@ -41,34 +45,89 @@ class Alignment:
         direction: Direction = "symmetric",
         raw: bool = False,
     ) -> None:
-        count, dim = anchors.mean.shape
+        count = len(anchors.mean)
         self.anchors = anchors.plus(ridge)
         self.ridge = ridge
         self.distance: Distance = distance
         self.direction: Direction = direction
         self.means_only = means_only
         start = anchors.as_family("isotropic") if means_only else anchors
-        rank = choose_family(count, dim)[1]
-        self.running = RunningGaussians(start, anchors.mean.new_full((count,), float(clip)), clip=clip, rank=rank)
-        # The number of directions in which the anchors are wider than the ridge: the divergence grows with it, so
-        # dividing by it lets one weight serve narrow and wide networks. Classes of one sample each have none at all.
-        effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
-        self.scale = 1 / (count if raw or distance == "l2" else count * max(effective, 1.0))
+        self.running = RunningGaussians(start, anchors.mean.new_full((count,), float(clip)), clip=clip)
+        self.scale = 1 / count
+        if distance == "kl":
+            self.anchors.covariance.prepare()  # constant anchors are inverted once, not once a step
+        if distance == "kl" and not raw:
+            # The number of directions in which the anchors are wider than the ridge: the divergence grows with it, so
+            # dividing by it lets one weight serve narrow and wide networks. Classes of one sample have none at all.
+            effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
+            self.scale /= max(effective, 1.0)
 
     def share(self, features: Tensor) -> Tensor:
         """Assign `features [n, D]` softly to the running Gaussians, as expectation maximisation does: `[n, G]`."""
         vectors = features.detach().to(self.anchors.mean.dtype)
-        return responsibilities(self.running.gaussians.plus(self.ridge), vectors)
+        return responsibilities(self.running.gaussians, vectors, self.ridge)
 
-    def loss(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
-        """Compute the mean distance over Gaussians, up to those without samples here, which are constant."""
+    def distances(self) -> Tensor:
+        """Compute how far the running Gaussians are from their anchors: `[G]`, exactly, which a step does not need."""
+        found = []
+        l2 = self.distance == "l2"
+        everything = torch.arange(len(self.anchors.mean), device=self.anchors.mean.device)
+        # The L2 distance is taken of dense matrices, whatever the family is.
+        dense = self.anchors.mean[:1].nbytes * self.anchors.mean.shape[1]
+        for rows in chunks(len(everything), dense if l2 else self.anchors.covariance.bytes_each()):
+            anchors = self.anchors.rows(everything[rows])
+            target = self.running.gaussians.rows(everything[rows])
+            target = _rescaled(anchors, target.mean) if self.means_only else target.plus(self.ridge)
+            found.append(moment_distance(anchors, target) if l2 else divergence(anchors, target, self.direction))
+        return torch.cat(found)
+
+    def pull(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
+        """Give what draws `features [B, D]`, in any precision, to the anchors, and their blend.
+
+        The first has the gradient of the mean distance over Gaussians, but its own value is 0, or NaN where the
+        gradient is not finite: the value costs more than the gradient and no step needs it, see `distances`.
+        """
         blend = self.running.blend(features, assignment)
-        anchors = self.anchors.rows(blend.rows)
-        target = blend.gaussians.plus(self.ridge)
+        gradient = torch.zeros_like(features, dtype=self.anchors.mean.dtype)
+        with torch.no_grad():
+            for part in blend.parts:
+                gradient.index_add_(0, part.samples.flatten(), self._gradients(part).flatten(0, 1))
+        return ((features - features.detach()) * (self.scale * gradient)).sum(), blend
+
+    def _gradients(self, part: Part) -> Tensor:
+        """Differentiate the distances of a part's Gaussians by their samples: `[g, n, D]`.
+
+        With `g` and `H` the gradients by mean and covariance of the updated target, sample i has
+        `a w_i (g + 2 H (d_i - delta))`.
+        """
+        anchors = self.anchors.rows(part.rows)
+        deviations = part.deviations()
+        delta = part.delta(deviations)
+        shares = (part.rate[:, None] * part.weights)[:, :, None]
         if self.means_only:
-            factor = anchors.mean.norm(dim=1) / target.mean.norm(dim=1).clamp_min(1e-12)
-            target = Gaussians(target.mean * factor[:, None], anchors.covariance)
-        each = (
-            moment_distance(anchors, target) if self.distance == "l2" else divergence(anchors, target, self.direction)
-        )
-        return each.sum() * self.scale, blend
+            mean = part.mean + delta
+            by_scaled_mean, _ = self._differentiate(anchors, _rescaled(anchors, mean), deviations[:, :0])
+            return shares * _through_rescaling(by_scaled_mean, anchors.mean, mean)[:, None]
+        target = self.running.updated(part, self.ridge)
+        by_mean, by_covariance = self._differentiate(anchors, target, deviations - delta[:, None])
+        return shares * (by_mean[:, None] + 2 * by_covariance)
+
+    def _differentiate(self, anchors: Gaussians, target: Gaussians, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        if self.distance == "l2":
+            return moment_gradients(anchors, target, vectors)
+        return divergence_gradients(anchors, target, vectors, self.direction)
+
+
+def _rescaled(anchors: Gaussians, mean: Tensor) -> Gaussians:
+    """Scale `mean [G, D]` to the anchors' norms and put their covariance around it."""
+    return Gaussians(mean * _factor(anchors.mean, mean), anchors.covariance)
+
+
+def _factor(anchor: Tensor, mean: Tensor) -> Tensor:
+    return anchor.norm(dim=1, keepdim=True) / mean.norm(dim=1, keepdim=True).clamp_min(1e-12)
+
+
+def _through_rescaling(gradient: Tensor, anchor: Tensor, mean: Tensor) -> Tensor:
+    """Turn the gradient by a rescaled mean into that by the `mean` itself: what changes its norm alone is lost."""
+    unit = torch.nn.functional.normalize(mean, dim=1)
+    return _factor(anchor, mean) * (gradient - unit * (unit * gradient).sum(1, keepdim=True))

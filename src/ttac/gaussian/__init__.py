@@ -1,8 +1,20 @@
 """The arithmetic of anchored clustering: families of covariances, running estimates, divergences."""
 
-from ttac.gaussian.divergence import Direction, divergence, kl_divergence, moment_distance, responsibilities
-from ttac.gaussian.families import FAMILIES, Covariance, Diagonal, Full, Gaussians, Isotropic, LowRank, choose_family
-from ttac.gaussian.running import Blend, RunningGaussians
+from ttac.gaussian.axis_aligned import Diagonal, Isotropic
+from ttac.gaussian.covariance import Covariance
+from ttac.gaussian.divergence import (
+    Direction,
+    divergence,
+    divergence_gradients,
+    kl_divergence,
+    moment_distance,
+    moment_gradients,
+    responsibilities,
+)
+from ttac.gaussian.families import FAMILIES, Gaussians, choose_family
+from ttac.gaussian.full import Full
+from ttac.gaussian.low_rank import LowRank
+from ttac.gaussian.running import Blend, Part, RunningGaussians
 
 __all__ = [
     "FAMILIES",
@@ -14,10 +26,13 @@ __all__ = [
     "Gaussians",
     "Isotropic",
     "LowRank",
+    "Part",
     "RunningGaussians",
     "choose_family",
     "divergence",
+    "divergence_gradients",
     "kl_divergence",
     "moment_distance",
+    "moment_gradients",
     "responsibilities",
 ]

@@ -1,4 +1,4 @@
-"""How far sets of Gaussians of one family are from each other."""
+"""How far sets of Gaussians of one family are from each other, and what moves them closer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def kl_divergence(first: Gaussians, second: Gaussians) -> Tensor:
     """
     dim = first.mean.shape[1]
     trace = second.covariance.trace_solve(first.covariance)
-    distance = second.covariance.mahalanobis(first.mean - second.mean)
+    distance = _mahalanobis(second, first.mean[:, None])[:, 0]
     return 0.5 * (trace + distance - dim + second.covariance.logdet() - first.covariance.logdet())
 
 
@@ -35,27 +35,30 @@ def divergence(source: Gaussians, target: Gaussians, direction: Direction) -> Te
     """
     if direction == "one-sided":
         return kl_divergence(source, target)
-    difference = source.mean - target.mean
     total = source.mean.new_tensor(-2.0 * source.mean.shape[1])
-    for here, there in ((source.covariance, target.covariance), (target.covariance, source.covariance)):
-        total = total + there.trace_solve(here) + there.mahalanobis(difference)
+    for here, there in ((source, target), (target, source)):
+        total = total + there.covariance.trace_solve(here.covariance) + _mahalanobis(there, here.mean[:, None])[:, 0]
     return 0.5 * total
 
 
-def responsibilities(gaussians: Gaussians, vectors: Tensor) -> Tensor:
-    """Compute the posteriors of equally weighted Gaussians given `vectors [n, D]`, the E step of a mixture: `[n, G]`.
+def divergence_gradients(
+    source: Gaussians, target: Gaussians, vectors: Tensor, direction: Direction
+) -> tuple[Tensor, Tensor]:
+    """Differentiate `divergence` by the target: by its means, `[G, D]`, and by its covariances, times `vectors`.
 
-    >>> from ttac.gaussian import Diagonal
-    >>> pair = Gaussians(torch.tensor([[0.0], [2.0]]), Diagonal(torch.ones(2, 1)))
-    >>> responsibilities(pair, torch.tensor([[1.0], [0.0]]))
-    tensor([[0.5000, 0.5000],
-            [0.8808, 0.1192]])
+    With `S` and `T` the covariances and `d = mu_t - mu_s`, the symmetric divergence has
+    `g = (S^-1 + T^-1) d` and `H = 1/2 [S^-1 - T^-1 (S + d d^T) T^-1]`; one-sided, the first `S^-1` is missing and the
+    second is `T^-1`. Given is `H v` of each of `vectors [G, m, D]`, for which few solutions with `T` are enough: the
+    value needs its whole inverse.
     """
-    factor = torch.linalg.cholesky(gaussians.covariance.dense())  # [G, D, D]
-    deviations = (vectors - gaussians.mean[:, None]).mT  # [G, D, n]
-    white = torch.linalg.solve_triangular(factor, deviations, upper=False)
-    log_density = -0.5 * white.square().sum(1) - factor.diagonal(dim1=1, dim2=2).log().sum(1)[:, None]
-    return log_density.softmax(0).mT
+    given = torch.cat([(target.mean - source.mean)[:, None], vectors], 1)
+    solved = target.covariance.solve(given)
+    here, within = solved[:, 0], solved[:, 1:]  # T^-1 d, T^-1 v
+    curved = target.covariance.solve(source.covariance.apply(within)) + target.covariance.outer(here, vectors)
+    if direction == "one-sided":
+        return here, 0.5 * (within - curved)
+    straight = source.covariance.solve(given)
+    return straight[:, 0] + here, 0.5 * (straight[:, 1:] - curved)
 
 
 def moment_distance(source: Gaussians, target: Gaussians) -> Tensor:
@@ -69,6 +72,38 @@ def moment_distance(source: Gaussians, target: Gaussians) -> Tensor:
     >>> moment_distance(unit, Gaussians(torch.ones(1, 2), Diagonal(2 * torch.ones(1, 2))))
     tensor([2.])
     """
-    here, there = source.covariance.dense(), target.covariance.dense()
     means = (source.mean - target.mean).square().sum(1) / source.covariance.diagonal().sum(1)
-    return means + (here - there).square().sum((1, 2)) / here.square().sum((1, 2))
+    difference = torch.linalg.vector_norm(source.covariance.dense() - target.covariance.dense(), dim=(1, 2))
+    return means + difference.square() / source.covariance.squared_norm()
+
+
+def moment_gradients(source: Gaussians, target: Gaussians, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Differentiate `moment_distance` as `divergence_gradients` does: `2 d / tr(S)`, `2 (T - S) / |S|^2`."""
+    means = 2 * (target.mean - source.mean) / source.covariance.diagonal().sum(1)[:, None]
+    difference = target.covariance.apply(vectors) - source.covariance.apply(vectors)
+    return means, 2 * difference / source.covariance.squared_norm()[:, None, None]
+
+
+def responsibilities(gaussians: Gaussians, vectors: Tensor, ridge: float = 0.0) -> Tensor:
+    """Compute the posteriors of equally weighted Gaussians given `vectors [n, D]`, the E step of a mixture: `[n, G]`.
+
+    `ridge` is added to every covariance's diagonal.
+
+    >>> from ttac.gaussian import Diagonal
+    >>> pair = Gaussians(torch.tensor([[0.0], [2.0]]), Diagonal(torch.ones(2, 1)))
+    >>> responsibilities(pair, torch.tensor([[1.0], [0.0]]))
+    tensor([[0.5000, 0.5000],
+            [0.8808, 0.1192]])
+    """
+    log_densities = []
+    for piece in gaussians.pieces(extra=vectors.nbytes):
+        raised = piece.plus(ridge)
+        distance = _mahalanobis(raised, vectors.expand(len(raised.mean), *vectors.shape))
+        log_densities.append(-0.5 * (distance + raised.covariance.logdet()[:, None]))
+    return torch.cat(log_densities).softmax(0).mT
+
+
+def _mahalanobis(gaussians: Gaussians, vectors: Tensor) -> Tensor:
+    """Compute `(v - mu)^T Sigma^-1 (v - mu)` of `vectors [G, m, D]`: `[G, m]`."""
+    deviations = vectors - gaussians.mean[:, None]
+    return (deviations * gaussians.covariance.solve(deviations)).sum(2)

@@ -1,22 +1,68 @@
-"""Running Gaussians with clipped counts (eq. 11 and 12): constants behind, gradients through the current minibatch."""
+"""Running Gaussians with clipped counts (eq. 11 and 12)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ttac.gaussian.covariance import chunks
 from ttac.gaussian.families import FAMILIES, MAX_RANK, Gaussians
+from ttac.gaussian.low_rank import LowRank
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some Gaussians and what a minibatch brings each of them, padded to the most samples that one has.
+
+    With `deviations d_i = z_i - mu`, `delta = a sum_i w_i d_i` and `n = sum_i w_i`, the running update is
+    `mu' = mu + delta` and `Sigma' = (1 - a n) Sigma + a sum_i w_i d_i d_i^T - delta delta^T`.
+    """
+
+    rows: Tensor  # [g] which of the G Gaussians
+    samples: Tensor  # [g, n] which of the features
+    weights: Tensor  # w [g, n], 0: padding
+    rate: Tensor  # a [g]
+    counts: Tensor  # [g] samples behind each afterwards, clipped
+    features: Tensor  # z [B, D] of the whole minibatch
+    mean: Tensor  # mu [g, D]
+
+    @property
+    def keep(self) -> Tensor:
+        """The weight of the past, `1 - a n [g]`."""
+        return (1 - self.rate * self.weights.sum(1)).clamp_min(0)
+
+    def deviations(self) -> Tensor:
+        """Compute `d [g, n, D]`, which is not stored: soft assignments have G times the minibatch of it."""
+        return self.features[self.samples] - self.mean[:, None]
+
+    def delta(self, deviations: Tensor) -> Tensor:
+        """Compute the step of the means: `[g, D]`."""
+        return ((self.rate[:, None] * self.weights)[:, None] @ deviations).squeeze(1)
+
+    def roots(self, deviations: Tensor) -> Tensor:
+        """Compute `R [g, n, D]` with `R^T R = a sum_i w_i d_i d_i^T - delta delta^T`.
+
+        With `s_i = sqrt(w_i)` and `e_i = s_i d_i` this is `a e^T (I - a s s^T) e`, and `I - a s s^T = (I - c s s^T)^2`
+        for `c = (1 - sqrt(1 - a n)) / n`, `n = s^T s`.
+        """
+        roots = self.weights.sqrt()
+        correction = (1 - self.keep.sqrt()) / self.weights.sum(1).clamp_min(1e-12)
+        scaled = (self.rate.sqrt()[:, None] * roots)[:, :, None] * deviations
+        return scaled.sub_((correction[:, None] * roots)[:, :, None] * (roots[:, None] @ scaled))
 
 
 @dataclass(frozen=True, eq=False)
 class Blend:
-    """What a minibatch would make of the Gaussians it touches: differentiable, and not yet stored."""
+    """What a minibatch brings the Gaussians that have samples in it: light, not yet stored.
 
-    rows: Tensor  # [G'] which of the G Gaussians have samples in the minibatch
-    gaussians: Gaussians  # the G' updated ones
-    counts: Tensor  # [G'] samples behind each, clipped
+    It is valid until the next commit or load of its Gaussians, because their covariances are not copied.
+    """
+
+    parts: tuple[Part, ...]
+    past: Gaussians  # what it was made from
 
 
 class RunningGaussians:
@@ -30,12 +76,10 @@ class RunningGaussians:
     True
     """
 
-    def __init__(self, gaussians: Gaussians, counts: Tensor, *, clip: int | None = None, rank: int = MAX_RANK) -> None:
-        # Own memory, because commits write into it.
-        self.gaussians = Gaussians(gaussians.mean, gaussians.covariance.compacted(rank)).map(torch.clone)
+    def __init__(self, gaussians: Gaussians, counts: Tensor, *, clip: int | None = None) -> None:
+        self.gaussians = gaussians.map(torch.clone)  # own memory, because commits write into it
         self.counts = counts.clone()  # [G]
         self.clip = clip
-        self.rank = rank
 
     @classmethod
     def empty(
@@ -50,70 +94,114 @@ class RunningGaussians:
         device: torch.device | str = "cpu",
     ) -> RunningGaussians:
         """Start with no samples at all: the first blend replaces everything."""
+        if family == LowRank.family and rank < 1:
+            raise ValueError(f"the rank of low-rank covariances must be at least 1, not {rank}")
         mean = torch.zeros(count, dim, dtype=dtype, device=device)
         gaussians = Gaussians(mean, FAMILIES[family].zeros(count, dim, rank, mean))
-        return cls(gaussians, mean.new_zeros(count), clip=clip, rank=rank)
+        return cls(gaussians, mean.new_zeros(count), clip=clip)
 
     def blend(self, features: Tensor, assignment: Tensor) -> Blend:
-        """Update the Gaussians that `features [B, D]` are assigned to, without storing.
+        """Prepare the update of the Gaussians that `features [B, D]` are assigned to, without storing.
 
         `assignment` names one Gaussian a sample, `[B]` (-1: none), or has a weight for each Gaussian, `[B, G]`. The
         rate is `a = 1 / N` up to the clip and `1 / N_clip` beyond it, but never so large that `a n > 1`: a minibatch
         with more samples of one class than `N_clip` would leave a negative weight for the past.
         """
-        rows, weights, members = _group(features, assignment) if assignment.ndim == 1 else _share(features, assignment)
-        count = weights.sum(1)
-        past = self.gaussians.rows(rows)
-        deviations = members - past.mean[:, None]  # d [G', n_max, D]
-        counts = self.counts[rows] + count
-        if self.clip is not None:
-            counts = torch.maximum(counts.clamp_max(self.clip), count)
-        rate = 1 / counts
-        mean = past.mean + rate[:, None] * (weights[:, :, None] * deviations).sum(1)
-        covariance = past.covariance.blended(rate, weights, deviations)
-        kept = counts if self.clip is None else counts.clamp_max(self.clip)
-        return Blend(rows, Gaussians(mean, covariance), kept)
+        features = features.detach().to(self.gaussians.mean.dtype)
+        groups = self._group(features, assignment) if assignment.ndim == 1 else self._share(features, assignment)
+        return Blend(tuple(self._part(features, *group) for group in groups), self.gaussians)
+
+    def updated(self, part: Part, ridge: float = 0.0) -> Gaussians:
+        """Compute what a part of a blend makes of its Gaussians, with `ridge` on the diagonals."""
+        deviations = part.deviations()
+        past = self.gaussians.covariance.rows(part.rows)
+        covariance = past.blended(part.keep, part.roots(deviations), ridge)
+        return Gaussians(part.mean + part.delta(deviations), covariance)
 
     def commit(self, blend: Blend) -> None:
-        """Store a blend, cut off from its graph."""
-        covariance = blend.gaussians.covariance.map(Tensor.detach).compacted(self.rank)
-        self.counts[blend.rows] = blend.counts
-        self.gaussians.mean[blend.rows] = blend.gaussians.mean.detach()
-        for name, tensor in covariance.tensors().items():
-            if tensor.ndim:  # the isotropic family's dimension is one number for all
-                self.gaussians.covariance.tensors()[name][blend.rows] = tensor
-        # The same memory in a new object, which has no inverse cached from before the write.
-        self.gaussians = self.gaussians.map(lambda tensor: tensor)
+        """Store a blend, which is valid until the next commit or load."""
+        if blend.past is not self.gaussians:
+            raise ValueError("the blend is out of date: make it again after every commit and load")
+        for part in blend.parts:
+            updated = self.updated(part)
+            self.counts[part.rows] = part.counts
+            self.gaussians.mean[part.rows] = updated.mean
+            self.gaussians.covariance.store(part.rows, updated.covariance)
+        self._renew()
 
     def state(self) -> dict[str, Tensor]:
         """Give everything that the stream has made, by name."""
         return {"mean": self.gaussians.mean, "counts": self.counts, **self.gaussians.covariance.tensors()}
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave, bit for bit."""
-        for name, tensor in self.state().items():
+        """Take back what `state` gave, bit for bit; a state of other shapes is refused and changes nothing."""
+        own = self.state()
+        for name, tensor in own.items():
+            if name not in state:
+                raise ValueError(f"the state of the Gaussians has no {name!r}: it was saved with another family")
+            if state[name].shape != tensor.shape:
+                raise ValueError(
+                    f"{name!r} of the saved Gaussians is {list(state[name].shape)} and must be {list(tensor.shape)}: "
+                    "it was saved with other statistics, or by another version"
+                )
+        for name, tensor in own.items():
             tensor.copy_(state[name])
+        self._renew()
+
+    def _renew(self) -> None:
+        """Keep the memory in a new object, which has no inverse from before a write and makes older blends invalid."""
+        self.gaussians = self.gaussians.map(lambda tensor: tensor)
+
+    def _part(self, features: Tensor, rows: Tensor, samples: Tensor, weights: Tensor) -> Part:
+        count = weights.sum(1)
+        counts = self.counts[rows] + count
+        if self.clip is not None:
+            counts = torch.maximum(counts.clamp_max(self.clip), count)
+        kept = counts if self.clip is None else counts.clamp_max(self.clip)
+        return Part(rows, samples, weights, 1 / counts, kept, features, self.gaussians.mean[rows])
+
+    def _bytes_each(self, features: Tensor, samples: int) -> int:
+        """Say how many bytes one Gaussian and its samples take in a part."""
+        return self.gaussians.covariance.bytes_blended(samples) + samples * features[:1].nbytes
+
+    def _group(self, features: Tensor, assignment: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Give the rows, samples and weights of parts; only Gaussians that have samples appear, whatever K is.
+
+        The largest come first, and a part ends where a Gaussian has less than half of its first one's samples, so that
+        one large class does not widen the many small ones.
+        """
+        chosen = (assignment >= 0).nonzero()[:, 0]
+        rows, group, count = torch.unique(assignment[chosen], return_inverse=True, return_counts=True)
+        members = chosen[torch.argsort(group, stable=True)]
+        first = count.cumsum(0) - count
+        by_size = torch.argsort(count, descending=True, stable=True)
+        for run in _runs(count[by_size].tolist()):
+            widest = int(count[by_size[run.start]])
+            for piece in chunks(run.stop - run.start, self._bytes_each(features, widest)):
+                taken = by_size[run][piece]
+                place = torch.arange(widest, device=count.device)
+                # Padding repeats a Gaussian's last sample, so that what is not finite stays its own.
+                samples = members[first[taken, None] + place.minimum(count[taken, None] - 1)]
+                yield rows[taken], samples, (place < count[taken, None]).to(features)
+
+    def _share(self, features: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Let every Gaussian see all features by its weights `[B, G]`, like `_group`."""
+        # NaN is kept: a Gaussian that is not positive definite shall spoil the step, not vanish from it.
+        rows = (~(weights.sum(0) <= 1e-6)).nonzero()[:, 0]
+        everyone = torch.arange(len(features), device=features.device)
+        for piece in chunks(len(rows), self._bytes_each(features, len(features))):
+            taken = rows[piece]
+            yield taken, everyone.expand(len(taken), -1), weights.mT[taken].to(features)
 
 
-def _group(features: Tensor, assignment: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Sort features by Gaussian into a zero-padded block: rows `[G']`, weights `[G', n_max]`, block `[G', n_max, D]`.
+def _runs(falling: list[int]) -> Iterator[slice]:
+    """Cut falling numbers where one is less than half of its run's first.
 
-    Only Gaussians that have samples appear: the others are constants to the loss, whatever K is.
+    >>> list(_runs([9, 5, 4, 4, 1]))
+    [slice(0, 2, None), slice(2, 4, None), slice(4, 5, None)]
     """
-    chosen = assignment >= 0
-    features, assignment = features[chosen], assignment[chosen]
-    rows, group, count = torch.unique(assignment, return_inverse=True, return_counts=True)
-    order = torch.argsort(group, stable=True)
-    first = count.cumsum(0) - count
-    place = torch.empty_like(group)
-    place[order] = torch.arange(len(group), device=group.device) - first[group[order]]
-    widest = int(count.max()) if len(count) else 0
-    block = features.new_zeros(len(rows), widest, features.shape[1]).index_put((group, place), features)
-    inside = torch.arange(widest, device=count.device) < count[:, None]  # not the padding
-    return rows, inside.to(features), block
-
-
-def _share(features: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Let every Gaussian see all features by its weights, like `_group`: `[G']`, `[G', B]`, `[G', B, D]`."""
-    rows = (weights.sum(0) > 1e-6).nonzero()[:, 0]
-    return rows, weights.mT[rows].to(features), features.expand(len(rows), *features.shape)
+    start = 0
+    for place in range(1, len(falling) + 1):
+        if place == len(falling) or 2 * falling[place] < falling[start]:
+            yield slice(start, place)
+            start = place

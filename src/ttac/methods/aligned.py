@@ -49,12 +49,20 @@ class AlignedAdapter(ViewAdapter):
         assert self.stats is not None
         self.alignments = self._make_alignments(self.stats)
 
-    def _align(self, name: str, vectors: Tensor, assignment: Tensor | None = None) -> tuple[Tensor, Blend]:
-        """Compute one alignment's loss of `vectors [n, D]`, all assigned to its only Gaussian unless said otherwise."""
+    def _align(
+        self, name: str, weight: float, vectors: Tensor, assignment: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Blend]:
+        """Give one alignment's pull on `vectors [n, D]`, in any precision, weighted and by name, and their blend.
+
+        All are assigned to its only Gaussian unless said otherwise. Without a weight there is no pull.
+        """
         alignment = self.alignments[name]
         if assignment is None:
             assignment = torch.zeros(len(vectors), dtype=torch.int64, device=vectors.device)
-        return alignment.loss(vectors.to(alignment.anchors.mean.dtype), assignment)
+        if not weight:
+            return {}, alignment.running.blend(vectors, assignment)
+        pull, blend = alignment.pull(vectors, assignment)
+        return {name: weight * pull}, blend
 
     def _commit(self, blends: Mapping[str, Blend]) -> None:
         for name, blend in blends.items():

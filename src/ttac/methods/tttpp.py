@@ -70,7 +70,7 @@ class TTTPlusPlus(AlignedAdapter):
 
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
-        images = self.queue.images[slots]
+        images = self.queue.take(slots)
         weak = self._weak(images)
         vectors = {"features": weak.features}
         weights = {"features": options.feature_weight, "projections": options.projection_weight}
@@ -82,6 +82,6 @@ class TTTPlusPlus(AlignedAdapter):
             losses |= self._contrast(weak, self._strong(images))
         blends = {}
         for name in self.alignments:
-            loss, blends[name] = self._align(name, vectors[name])
-            losses[name] = weights[name] * loss
+            pull, blends[name] = self._align(name, weights[name], vectors[name])
+            losses |= pull
         return Trial(losses, weak.logits, lambda: self._commit(blends))
