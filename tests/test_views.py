@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,9 @@ def channel_by_channel(
     return torch.from_numpy(np.stack([resample(plane) for plane in planes])).view(images.shape)
 
 
-def output_to_input(name: str, magnitude: int) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def output_to_input(
+    name: str, magnitude: int, height: int = HEIGHT, width: int = WIDTH
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
     """Matrix and offset in (x, y) from output to input coordinates, the origin at the top left corner of the image."""
     cos, sin = np.cos(np.deg2rad(magnitude)), np.sin(np.deg2rad(magnitude))
     matrix = {
@@ -56,7 +59,7 @@ def output_to_input(name: str, magnitude: int) -> tuple[npt.NDArray[np.float64],
         "ShearY": np.array([[1, 0], [magnitude / 100, 1]]),
         "Rotate": np.array([[cos, -sin], [sin, cos]]),
     }[name]
-    kept = np.array([WIDTH, HEIGHT]) / 2 if name == "Rotate" else np.zeros(2)
+    kept = np.array([width, height]) / 2 if name == "Rotate" else np.zeros(2)
     return matrix, kept - matrix @ kept
 
 
@@ -107,6 +110,17 @@ def test_autocontrast_equals_pillow() -> None:
     assert (difference > 0).float().mean() < 0.05
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_autocontrast_is_exact_for_every_span_and_level(dtype: torch.dtype) -> None:
+    # One row of pixels for each brightest level, from the darkest one to it.
+    rows = [torch.arange(256).clamp(low, high) for low in (0, 41) for high in range(low + 1, 256)]
+    expected = [255 * (row - row.min()) // (row.max() - row.min()) for row in rows]
+    images = torch.stack(rows)[:, None, None].to(dtype) / 255
+    drawn = torch.full((len(images),), OPERATIONS.index("AutoContrast"))
+    result = apply_operations(images, drawn, torch.full((len(images),), 10))
+    assert torch.equal(result, torch.stack(expected)[:, None, None].to(dtype) / 255)
+
+
 @pytest.mark.parametrize(("height", "width"), [(32, 32), (24, 40), (8, 8), (100, 90)])
 def test_equalize_equals_pillow(height: int, width: int) -> None:
     images = photographs(20, height=height, width=width)
@@ -119,11 +133,12 @@ def test_equalize_equals_pillow(height: int, width: int) -> None:
 
 @pytest.mark.parametrize("name", ["ShearX", "ShearY", "Rotate"])
 @pytest.mark.parametrize("magnitude", [-30, -10, 10, 30])
-def test_shear_and_rotation_equal_scipy_on_the_whole_image(name: str, magnitude: int) -> None:
-    matrix, offset = output_to_input(name, magnitude)
+@pytest.mark.parametrize(("height", "width"), [(HEIGHT, WIDTH), (32, 32), (9, 7), (60, 224)])
+def test_shear_and_rotation_equal_scipy_on_the_whole_image(name: str, magnitude: int, height: int, width: int) -> None:
+    matrix, offset = output_to_input(name, magnitude, height, width)
     centre = np.full(2, 0.5)  # SciPy counts from the centre of the first pixel
     row_matrix, row_offset = matrix[::-1, ::-1], (matrix @ centre + offset - centre)[::-1]
-    images = photographs(3)
+    images = photographs(3, height=height, width=width)
     reference = channel_by_channel(
         images, lambda plane: ndimage.affine_transform(plane, row_matrix, row_offset, order=1, mode="grid-constant")
     )
@@ -181,16 +196,26 @@ def test_autocast_leaves_the_geometry_alone() -> None:
     assert torch.equal(under_autocast, apply_one("Rotate", images, 10))
 
 
-def test_crop_equals_a_loop_over_reflected_images() -> None:
-    images = photographs(9).float()
-    shifts = torch.randint(0, 7, (2, 9), generator=torch.Generator().manual_seed(3))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(3, 24, 44), (1, 27, 24), (4, 32, 32), (3, 3, 2)])
+def test_crop_equals_a_loop_over_reflected_images(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    channels, height, width = shape
+    padding = min(height - 1, width - 1, 3)  # 3 is an eighth of 24
+    images = photographs(9, channels, height, width).to(dtype)
+    shifts = torch.randint(0, 2 * padding + 1, (2, 9), generator=torch.Generator().manual_seed(3))
     expected = []
-    for image, top, left in zip(images.numpy(), *shifts.tolist(), strict=True):
-        padded = np.pad(image, ((0, 0), (3, 3), (3, 3)), mode="reflect")
-        expected.append(torch.from_numpy(padded[:, top : top + HEIGHT, left : left + WIDTH].copy()))
-    assert torch.equal(random_crop(images, torch.Generator().manual_seed(3), padding=3), torch.stack(expected))
-    weak = weak_view(images, torch.Generator().manual_seed(3), flip=False, crop=True)  # 3 is an eighth of 24
-    assert torch.equal(weak, torch.stack(expected))
+    for image, top, left in zip(images.double().numpy(), *shifts.tolist(), strict=True):
+        padded = np.pad(image, ((0, 0), (padding, padding), (padding, padding)), mode="reflect")
+        expected.append(torch.from_numpy(padded[:, top : top + height, left : left + width].copy()).to(dtype))
+    assert torch.equal(random_crop(images, torch.Generator().manual_seed(3), padding=padding), torch.stack(expected))
+    if min(height, width) == 24:
+        weak = weak_view(images, torch.Generator().manual_seed(3), flip=False, crop=True)
+        assert torch.equal(weak, torch.stack(expected))
+
+
+def test_shift_further_than_an_image_reaches_is_refused() -> None:
+    with pytest.raises(ValueError, match="padding 4 needs images larger than that on both sides, not 8 x 4"):
+        random_crop(torch.zeros(1, 3, 8, 4), torch.Generator())
 
 
 def test_weak_view_mirrors_about_half_of_the_images_and_only_if_asked() -> None:
@@ -249,6 +274,53 @@ def test_views_repeat_with_the_seed_and_leave_input_and_global_generator_alone(v
     assert not torch.equal(first, view(images, torch.Generator().manual_seed(6), **options))
     assert torch.equal(images, before)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+@pytest.mark.parametrize("layout", ["channels-last", "part of larger images", "sides swapped", "one image repeated"])
+def test_views_do_not_depend_on_the_layout_in_memory(layout: str, channels: int) -> None:
+    images = photographs(64, channels).float() / 255
+    if layout == "channels-last":
+        images = images.contiguous(memory_format=torch.channels_last)
+    elif layout == "part of larger images":
+        images = images[:, :, 1::2, ::3]
+    elif layout == "sides swapped":
+        images = images.transpose(2, 3)
+    else:
+        images = images[:1].expand(64, -1, -1, -1)
+    for view in (partial(weak_view, crop=True), strong_view):
+        same, reference = (
+            view(x, torch.Generator().manual_seed(5), flip=True)
+            for x in (images, images.clone(memory_format=torch.contiguous_format))
+        )
+        assert torch.equal(same, reference)
+        assert same.stride() == reference.stride()
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (2, 5), (3, 3)])
+def test_tiny_images_have_views_too(height: int, width: int) -> None:
+    photos = photographs(200, 3, height, width)
+    images = photos.float() / 255
+    view = strong_view(images, torch.Generator().manual_seed(0), flip=True, magnitude=30)
+    assert view.shape == images.shape
+    assert 0 <= view.min() <= view.max() <= 1
+    if height < 3:  # all border
+        assert torch.equal(apply_one("Sharpness", photos, 30), images)
+
+
+@pytest.mark.parametrize("name", OPERATIONS[: OPERATIONS.index("Posterize")])
+def test_gradients_equal_finite_differences(name: str) -> None:
+    images = 0.4 + 0.2 * torch.rand(2, 3, 3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    drawn, magnitudes = torch.full((2,), OPERATIONS.index(name)), torch.tensor([10, -10])
+    assert torch.autograd.gradcheck(lambda x: apply_operations(x, drawn, magnitudes), images.requires_grad_())
+
+
+def test_strong_view_passes_gradients_on() -> None:
+    images = (photographs(64).float() / 255).requires_grad_()
+    strong_view(images, torch.Generator().manual_seed(0), flip=True).sum().backward()
+    assert images.grad is not None
+    assert images.grad.isfinite().all()
+    assert (images.grad.abs().sum((1, 2, 3)) > 0).float().mean() > 0.9
 
 
 def test_strong_view_of_an_image_does_not_depend_on_the_others() -> None:

@@ -29,17 +29,22 @@ def random_crop(images: Tensor, generator: torch.Generator, *, padding: int = 4)
     >>> random_crop(torch.ones(2, 3, 8, 8), torch.Generator()).unique()
     tensor([1.])
     """
-    count, _, height, width = images.shape
-    shifts = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device)
-    padded = F.pad(images, [padding] * 4, mode="reflect")
-    rows = shifts[0, :, None] + torch.arange(height, device=images.device)  # [N, H]
-    columns = shifts[1, :, None] + torch.arange(width, device=images.device)  # [N, W]
-    sample = torch.arange(count, device=images.device)[:, None, None]
-    # Advanced indices around the channel slice move to the front: [N, H, W, C]. Left so, the strides say channels-last,
-    # and torch 2.13's convolutions of four channels write out of bounds in the backward pass of that layout. A single
-    # channel is contiguous either way, so only a copy takes its strides along.
-    shifted = padded[sample, :, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
-    return shifted.clone(memory_format=torch.contiguous_format)
+    count, channels, height, width = images.shape
+    if padding >= min(height, width):
+        raise ValueError(f"padding {padding} needs images larger than that on both sides, not {height} x {width}")
+    shifts = torch.randint(0, 2 * padding + 1, (2, count), generator=generator).to(images.device) - padding
+    rows, columns = (_reflected(shift, side) for shift, side in zip(shifts, (height, width), strict=True))
+    # Whole rows first, as they are quick to copy. The result is contiguous whatever the strides of the images: torch
+    # 2.13's convolutions of four channels write out of bounds in the backward pass of channels-last ones.
+    planes = torch.arange(count * channels, device=images.device).view(count, channels, 1)
+    taken = images.reshape(-1, width).index_select(0, (planes * height + rows[:, None]).flatten())
+    return taken.view(images.shape).gather(3, columns[:, None, None].expand(images.shape))
+
+
+def _reflected(shifts: Tensor, side: int) -> Tensor:
+    """Give the pixel that each place along a side shows after a shift, reflected at both ends: `[N] -> [N, side]`."""
+    places = shifts[:, None] + torch.arange(side, device=shifts.device)
+    return side - 1 - (side - 1 - places.abs()).abs()
 
 
 def weak_view(images: Tensor, generator: torch.Generator, *, flip: bool, crop: bool) -> Tensor:
@@ -75,7 +80,7 @@ def strong_view(
     view = (view - low) / span
     for slot in range(operations):
         view = apply_operations(view, drawn[slot], magnitude * signs[slot])
-    return (low + span * view).clamp(0, 1).to(images.dtype)
+    return (low + span * view).clamp_(0, 1).to(images.dtype)
 
 
 def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tensor:
@@ -85,7 +90,6 @@ def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tenso
     >>> apply_operations(torch.full((2, 1, 1, 1), 0.5), brightness, torch.tensor([10, -10])).flatten()
     tensor([0.6500, 0.3500])
     """
-    # With the strides that `random_crop` leaves, the operations take a third longer.
     result = images.clamp(0, 1).contiguous()
     for names, transform in _TRANSFORMS.items():
         first = OPERATIONS.index(names[0])
@@ -95,8 +99,8 @@ def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tenso
             kinds = (drawn[rows] - first).to(images.device)
             selected = rows.to(images.device)
             batch = result.index_select(0, selected)
-            result.index_copy_(0, selected, transform(batch, kinds, magnitudes[rows].to(images)))
-    return result.clamp_(0, 1)
+            result.index_copy_(0, selected, transform(batch, kinds, magnitudes[rows].to(images)).clamp_(0, 1))
+    return result
 
 
 def _move(images: Tensor, kinds: Tensor, magnitudes: Tensor) -> Tensor:
@@ -117,12 +121,18 @@ def _move(images: Tensor, kinds: Tensor, magnitudes: Tensor) -> Tensor:
     aspect = height / width
     to_x = [angle.cos(), (shear_x - angle.sin()) * aspect, shear_x * aspect - 2 * shift_x / width]
     to_y = [(shear_y + angle.sin()) / aspect, angle.cos(), shear_y / aspect - 2 * shift_y / height]
-    matrices = torch.stack([torch.stack(to_x, 1), torch.stack(to_y, 1)], 1)  # [N, 2, 3]
-    # Autocast would compute the coordinates in bfloat16, off by a good part of a pixel.
-    with torch.autocast(images.device.type, enabled=False):
-        grid = F.affine_grid(matrices, list(images.shape), align_corners=False)
-        # Outside is black as in torchvision, whose default is nearest neighbour: on small images bilinear is smoother.
-        return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    x, y = _centres(width, images), _centres(height, images)[:, None]
+    # One term along each side instead of `affine_grid`, whose product of matrices takes longer than the sampling. A
+    # plane for each coordinate is also what the sampling reads fastest.
+    matrices = torch.stack([torch.stack(to_x, 1), torch.stack(to_y, 1)], 1)[..., None, None]  # [N, 2, 3, 1, 1]
+    grid = matrices[:, :, 0] * x + (matrices[:, :, 1] * y + matrices[:, :, 2])  # [N, 2, H, W]
+    # Outside is black as in torchvision, whose default is nearest neighbour: on small images bilinear is smoother.
+    return F.grid_sample(images, grid.permute(0, 2, 3, 1), mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _centres(side: int, images: Tensor) -> Tensor:
+    """Give the centres of the pixels along a side that reaches from -1 to 1, in the type of `images`."""
+    return (2 * torch.arange(side, device=images.device) + 1).to(images) / side - 1
 
 
 def _blend(images: Tensor, degenerate: Tensor, magnitudes: Tensor) -> Tensor:
@@ -130,22 +140,27 @@ def _blend(images: Tensor, degenerate: Tensor, magnitudes: Tensor) -> Tensor:
     return degenerate.lerp(images, 1 + 0.03 * magnitudes[:, None, None, None])
 
 
-def _smooth(images: Tensor) -> Tensor:
-    """Average over 3 x 3 with weight 5 in the middle; the border is kept, as in Pillow."""
-    smooth = images.clone()
-    smooth[:, :, 1:-1, 1:-1] = (9 * F.avg_pool2d(images, 3, 1) + 4 * images[:, :, 1:-1, 1:-1]) / 13
-    return smooth
+def _sharpen(images: Tensor, magnitudes: Tensor) -> Tensor:
+    """Blend in place with the average over 3 x 3, of weight 5 in the middle; the border is kept, as in Pillow."""
+    rows = images[:, :, :-2] + images[:, :, 1:-1] + images[:, :, 2:]
+    boxes = rows[..., :-2] + rows[..., 1:-1] + rows[..., 2:]
+    inside = images[:, :, 1:-1, 1:-1]
+    inside.copy_(_blend(inside, (boxes + 4 * inside) / 13, magnitudes))
+    return images
 
 
 def _levels(images: Tensor) -> Tensor:
-    """Quantise [0, 1] to the nearest of the levels 0 ... 255."""
-    return (255 * images).round().long()
+    """Round [0, 1] to the nearest of the levels 0 ... 255, which stay floats: integers are slow to convert to.
+
+    Levels have no gradient, so what follows may change them in place.
+    """
+    return (255 * images.detach()).round_()
 
 
 def _posterize(levels: Tensor, magnitudes: Tensor) -> Tensor:
     """Clear the lowest bits, 4 of the 8 at magnitude 30."""
-    cleared = (magnitudes.abs() / 7.5).round().long()[:, None, None, None]
-    return levels >> cleared << cleared
+    step = (magnitudes.abs() / 7.5).round().exp2()[:, None, None, None]
+    return levels.div_(step).floor_().mul_(step)
 
 
 def _solarize(levels: Tensor, magnitudes: Tensor) -> Tensor:
@@ -157,20 +172,23 @@ def _solarize(levels: Tensor, magnitudes: Tensor) -> Tensor:
 def _autocontrast(levels: Tensor) -> Tensor:
     """Stretch every channel of every image to 0 ... 255."""
     low, high = levels.amin((2, 3), keepdim=True), levels.amax((2, 3), keepdim=True)
-    # Exact floor: Pillow's float arithmetic sometimes falls just below a whole number and gives one level less.
-    stretched = 255 * (levels - low) // (high - low).clamp(min=1)
-    return torch.where(high > low, stretched, levels)
+    flat = low == high  # is kept: from 0 and 255 levels wide
+    low, span = low.masked_fill(flat, 0), (high - low).masked_fill(flat, 255)
+    # The floor is exact: a quotient that is no whole number is at least 1 / 255 away from one, far more than rounding.
+    # Pillow scales by a rounded factor, sometimes falls just below a whole number and gives one level less.
+    return levels.sub_(low).mul_(255).div_(span).floor_()
 
 
 def _equalize(levels: Tensor) -> Tensor:
     """Equalise the histogram of every channel of every image by Pillow's integer rule."""
-    pixels = levels.flatten(2)  # [N, C, H * W]
+    pixels = levels.flatten(2).long()  # [N, C, H * W]
     histogram = pixels.new_zeros(*pixels.shape[:2], 256).scatter_add_(2, pixels, torch.ones_like(pixels))
     brightest = histogram.gather(2, pixels.amax(2, keepdim=True))
     step = (pixels.shape[2] - brightest) // 255
     below = histogram.cumsum(2) - histogram
     table = (below + step // 2) // step.clamp(min=1)  # may pass 255, which `apply_operations` clips as Pillow does
-    return torch.where(step > 0, table.gather(2, pixels), pixels).view(levels.shape)
+    table = torch.where(step > 0, table, torch.arange(256, device=levels.device)).to(levels)
+    return table.gather(2, pixels).view(levels.shape)
 
 
 _GEOMETRIC = ("ShearX", "ShearY", "TranslateX", "TranslateY", "Rotate")
@@ -180,10 +198,10 @@ _TRANSFORMS: dict[tuple[str, ...], Callable[[Tensor, Tensor, Tensor], Tensor]] =
     ("Brightness",): lambda images, _, by: _blend(images, torch.zeros_like(images), by),
     ("Color",): lambda images, _, by: _blend(images, grey(images), by),
     ("Contrast",): lambda images, _, by: _blend(images, grey(images).mean((1, 2, 3), keepdim=True), by),
-    ("Sharpness",): lambda images, _, by: _blend(images, _smooth(images), by),
-    ("Posterize",): lambda images, _, by: _posterize(_levels(images), by).to(images) / 255,
-    ("Solarize",): lambda images, _, by: _solarize(_levels(images), by).to(images) / 255,
-    ("AutoContrast",): lambda images, _, by: _autocontrast(_levels(images)).to(images) / 255,
-    ("Equalize",): lambda images, _, by: _equalize(_levels(images)).to(images) / 255,
+    ("Sharpness",): lambda images, _, by: _sharpen(images, by),
+    ("Posterize",): lambda images, _, by: _posterize(_levels(images), by).div_(255),
+    ("Solarize",): lambda images, _, by: _solarize(_levels(images), by).div_(255),
+    ("AutoContrast",): lambda images, _, by: _autocontrast(_levels(images)).div_(255),
+    ("Equalize",): lambda images, _, by: _equalize(_levels(images)).div_(255),
 }
 OPERATIONS = ("Identity", *(name for names in _TRANSFORMS for name in names))  # in torchvision's order
