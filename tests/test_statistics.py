@@ -1,4 +1,4 @@
-"""Source statistics: collected against torch.cov, inferred against an independent solver, files against damage."""
+"""Source statistics: collected against torch.cov, files against damage."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from ttac import Classifier, SourceStatistics
 from ttac.branches import ContrastiveBranch, RotationBranch, fingerprint
-from ttac.gaussian import FAMILIES
-from ttac.source.infer import WEIGHT_DECAY, anchors_around, infer_means
+from ttac.gaussian import FAMILIES, LowRank, RunningGaussians
+from ttac.gaussian.running import Blend
+from ttac.source import portions
 from ttac.source.networks import ResNet
 
 
@@ -30,7 +31,11 @@ def loader(size: int = 32) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return list(zip(images.split(size), labels.split(size), strict=True))
 
 
-def test_collected_statistics_equal_torch_cov(tiny_classifier: Classifier) -> None:
+@pytest.mark.parametrize("portion", [1, 10_000, portions.PORTION])
+def test_collected_statistics_equal_torch_cov(
+    portion: int, tiny_classifier: Classifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portions, "PORTION", portion)  # each batch, two at a time, all at once
     classifier = tiny_classifier.double()
     images, labels = images_and_labels()
     stats = SourceStatistics.collect(classifier, loader())
@@ -47,6 +52,53 @@ def test_collected_statistics_equal_torch_cov(tiny_classifier: Classifier) -> No
     assert stats.origin.counts == (12,) * 10
     assert stats.origin.samples == 120
     assert not stats.source_free
+
+
+@pytest.mark.parametrize("order", ["sorted", "shuffled"])
+@pytest.mark.parametrize("size", [1, 50, 600])
+def test_portions_bound_what_low_rank_gaussians_decompose(
+    size: int, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(portions, "SAMPLES", 16)
+    widths = []
+    compacted = LowRank.compacted
+
+    def recorded(self: LowRank, rank: int) -> LowRank:
+        widths.append(self.factor.shape[2])
+        return compacted(self, rank)
+
+    monkeypatch.setattr(LowRank, "compacted", recorded)
+    torch.manual_seed(0)
+    labels = torch.arange(600) // 200 if order == "sorted" else torch.randperm(600) % 3
+    features = torch.randn(600, 5, dtype=torch.float64) * (1 + labels[:, None])
+    running = RunningGaussians.empty(3, 5, family="low-rank", rank=5, dtype=torch.float64)
+    waiting = portions.Portions(running)
+    for some, own in zip(features.split(size), labels.split(size), strict=True):
+        waiting.add(some, own)
+    found = waiting.finish()
+    assert max(widths) <= 5 + 16
+    assert sum(width > 5 for width in widths) <= 2 * 600 / 16  # an update for each batch of one would be 600
+    for k in range(3):
+        own = features[labels == k]
+        torch.testing.assert_close(found.gaussians.mean[k], own.mean(0))
+        torch.testing.assert_close(found.gaussians.covariance.dense()[k], torch.cov(own.mT, correction=0))
+
+
+def test_full_gaussians_take_portions_by_bytes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(portions, "PORTION", 64 * 4 * 100)
+    sizes = []
+    blend = RunningGaussians.blend
+
+    def recorded(self: RunningGaussians, features: torch.Tensor, groups: torch.Tensor) -> Blend:
+        sizes.append(len(features))
+        return blend(self, features, groups)
+
+    monkeypatch.setattr(RunningGaussians, "blend", recorded)
+    waiting = portions.Portions(RunningGaussians.empty(1, 4, family="full", dtype=torch.float64))
+    for features in torch.randn(2000, 4, dtype=torch.float64):
+        waiting.add(features[None], torch.zeros(1).long())
+    waiting.finish()
+    assert sizes == [800, 800, 400]
 
 
 def test_collecting_leaves_the_classifier_alone(tiny_classifier: Classifier) -> None:
@@ -100,43 +152,6 @@ def test_bad_loaders_are_refused(tiny_classifier: Classifier) -> None:
         SourceStatistics.collect(tiny_classifier, loader(), family="spherical")
     with pytest.raises(TypeError, match="the loader yields dict"):
         SourceStatistics.collect(tiny_classifier, [{"image": images}])
-
-
-def rmsprop_means(weight: torch.Tensor, bias: torch.Tensor, parameterisation: str) -> torch.Tensor:
-    """The authors' way: RMSprop with momentum on the parameter itself, here with a falling rate so that it settles."""
-    root = torch.full_like(weight, 0.1).requires_grad_()
-    solver = torch.optim.RMSprop([root], lr=1e-2, weight_decay=WEIGHT_DECAY, momentum=0.9)
-    mean = {"absolute": torch.abs, "square": torch.square, "signed": torch.clone}[parameterisation]
-    for step in range(6000):
-        solver.param_groups[0]["lr"] = 1e-2 * 0.999**step
-        loss = F.cross_entropy(mean(root) @ weight.mT + bias, torch.arange(len(weight)), reduction="sum")
-        solver.zero_grad()
-        loss.backward()
-        solver.step()
-    return mean(root.detach())
-
-
-@pytest.mark.parametrize("parameterisation", ["absolute", "square", "signed"])
-def test_inferred_means_are_what_the_authors_solver_tends_to(parameterisation: str) -> None:
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(4, 12, generator=generator, dtype=torch.float64)
-    bias = 0.1 * torch.randn(4, generator=generator, dtype=torch.float64)
-    ours, theirs = infer_means(weight, bias, parameterisation), rmsprop_means(weight, bias, parameterisation)
-    assert F.cosine_similarity(ours, theirs).min() > 0.999
-    torch.testing.assert_close(ours, theirs, atol=0.03 * float(theirs.abs().max()), rtol=0)
-    assert (ours @ weight.mT + bias).argmax(1).tolist() == [0, 1, 2, 3]
-    if parameterisation != "signed":
-        assert ours.min() >= 0
-
-
-def test_anchors_are_the_moments_of_their_mixture() -> None:
-    means = torch.randn(5, 7, dtype=torch.float64)
-    classes, overall = anchors_around(means)
-    between = torch.cov(means.mT, correction=0)
-    gamma = torch.linalg.svdvals(between)[0] / 30
-    torch.testing.assert_close(classes.covariance.dense(), gamma * torch.eye(7).double().expand(5, 7, 7))
-    torch.testing.assert_close(overall.mean[0], means.mean(0))
-    torch.testing.assert_close(overall.covariance.dense()[0], gamma * torch.eye(7).double() + between)
 
 
 def test_inference_knows_signed_features(tiny_classifier: Classifier) -> None:

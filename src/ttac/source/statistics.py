@@ -22,6 +22,7 @@ from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
 from ttac.heads import evaluating
 from ttac.inputs import check_labels
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
+from ttac.source.portions import Portions
 
 FORMAT = "ttac.statistics/1"
 PARTS = ("classes", "overall", "projected")
@@ -90,9 +91,9 @@ class SourceStatistics:
         do).
         `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
         """
-        classes, overall = (_empty(count, classifier, family, rank) for count in (classifier.num_classes, 1))
+        classes, overall = (Portions(_empty(n, classifier, family, rank)) for n in (classifier.num_classes, 1))
         branch = classifier.branch if isinstance(classifier.branch, ContrastiveBranch) else None
-        projected = None if branch is None else _empty_projected(branch, classifier)
+        projected = None if branch is None else Portions(_empty_projected(branch, classifier))
         grouped: Literal["label", "prediction"] | None = None if group_by == "auto" else group_by
         with evaluating(classifier), torch.no_grad():
             for item in loader:
@@ -101,16 +102,17 @@ class SourceStatistics:
                 if grouped == "label" and labels is None:
                     raise ValueError("grouping by label needs a loader that yields (images, labels)")
                 features, logits = classifier.features_and_logits(classifier.check(images))
-                features = features.to(classes.gaussians.mean.dtype)
+                features = features.to(_statistics_dtype(classifier))
                 groups = logits.argmax(1) if grouped == "prediction" else check_labels(labels, *logits.shape)
                 groups = groups.to(logits.device)
                 everything = torch.zeros_like(groups)
-                for running, assignment in ((classes, groups), (overall, everything)):
-                    running.commit(running.blend(features, assignment))
+                classes.add(features, groups)
+                overall.add(features, everything)
                 if branch is not None and projected is not None:
                     projections = branch(features.to(branch.hidden.weight.dtype)).to(features)
-                    projected.commit(projected.blend(projections, everything))
-        counts = tuple(int(count) for count in classes.counts)
+                    projected.add(projections, everything)
+        finished = classes.finish()
+        counts = tuple(int(count) for count in finished.counts)
         missing = [label for label, count in enumerate(counts) if count == 0]
         if grouped is None or missing:
             raise ValueError(
@@ -118,7 +120,8 @@ class SourceStatistics:
             )
         of_branch = None if branch is None else branch_fingerprint(branch)
         origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped, of_branch)
-        return cls(classes.gaussians, overall.gaussians, origin, None if projected is None else projected.gaussians)
+        projections_found = None if projected is None else projected.finish().gaussians
+        return cls(finished.gaussians, overall.finish().gaussians, origin, projections_found)
 
     @classmethod
     def infer(cls, classifier: Classifier, *, parameterisation: Parameterisation | None = None) -> SourceStatistics:
@@ -251,7 +254,7 @@ def _empty(count: int, classifier: Classifier, family: str | None, rank: int | N
         count,
         classifier.feature_dim,
         family=family or chosen,
-        rank=rank or fitting,
+        rank=fitting if rank is None else rank,
         dtype=_statistics_dtype(classifier),
         device=classifier.mean.device,
     )
