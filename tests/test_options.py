@@ -12,6 +12,7 @@ import ttac
 from ttac import Classifier, SourceStatistics, checks
 from ttac.methods.registry import methods
 from ttac.methods.ttac import TTAC
+from ttac.norms import BatchNormTracker
 from ttac.source.networks import ResNet
 
 
@@ -33,6 +34,40 @@ def test_presets_weigh_the_further_losses_as_the_authors_do() -> None:
     assert presets["paper"]["information_weight"] == pytest.approx(0.1)
     assert presets["paper-cifar100"]["information_weight"] == pytest.approx(1.0)
     assert methods()["ttac++"].presets["paper-cifar100"]["self_train_weight"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("method", ["ttac", "ttac++", "ttac+shot"])
+def test_the_fast_preset_walks_a_part_of_the_queue_once(method: str) -> None:
+    options: Any = methods()[method].options_type(**methods()[method].presets["fast"])
+    slow: Any = methods()[method].options_type(**methods()[method].presets["paper"])
+    assert options.queue == slow.queue == 4096
+    assert options.passes * options.walk * 16 == slow.passes * slow.queue
+    assert (options.warmup, slow.warmup) == (False, True)
+
+
+@pytest.mark.parametrize("method", ["ttac++", "tent", "shot", "bn"])
+def test_a_walk_bounds_the_steps_of_an_update_and_shares_out_the_same_rate(method: str) -> None:
+    classifier = Classifier(ResNet(8, 4, width=4))
+    stats = SourceStatistics.infer(classifier) if method == "ttac++" else None
+    adapter: Any = ttac.adapt(classifier, method, stats=stats, window=4, queue=16, walk=8, passes=2)
+    seen = []
+    learn = adapter._step
+    adapter._step = lambda slots, number: (seen.append(slots), learn(slots, number))[1]
+    images = torch.rand(20, 3, 16, 16)
+    assert adapter(images).isfinite().all()
+    updates = [2 * count for count in (1, 2, 2, 2, 2)]  # two passes of one minibatch, then of two
+    assert len(seen) == sum(updates)
+    assert all(len(slots) == 4 for slots in seen)
+    for last in (seen[-4:-2], seen[-2:]):
+        assert set(adapter.queue.newest(4).tolist()) <= set(torch.cat(last).tolist())
+    if method == "ttac++":
+        assert adapter._rate() == pytest.approx(0.02 * 4 / 256 / 4)
+
+
+@pytest.mark.parametrize("walk", [-1, 3, 17])
+def test_a_walk_holds_a_window_and_fits_the_queue(walk: int) -> None:
+    with pytest.raises(ValueError, match="walk must be 0 or hold a window of 4 and no more than the queue of 16"):
+        methods()["ttac"].options_type(window=4, queue=16, walk=walk)
 
 
 @pytest.mark.parametrize(
@@ -60,3 +95,14 @@ def test_a_head_with_an_empty_row_has_no_weights_to_rescale(tiny_classifier: Cla
         tiny_classifier.head.weight[3] = 0
     with pytest.raises(ValueError, match="3"):
         SourceStatistics.rescale_weights(tiny_classifier)
+
+
+def test_statistics_are_refused_where_they_are_not_finite_and_not_where_they_are_large() -> None:
+    layer = nn.BatchNorm2d(64)
+    tracker = BatchNormTracker(layer, clip=8)
+    for scale, refused in ((1e15, 0), (float("inf"), 1), (1.0, 1)):
+        with tracker.following(4):
+            layer(torch.randn(4, 64, 2, 2) * scale)
+        assert tracker.refused == refused
+        assert layer.running_var is not None
+        assert layer.running_var.isfinite().all()

@@ -15,6 +15,10 @@ def numbered(first: int, count: int) -> torch.Tensor:
     return torch.arange(first, first + count, dtype=torch.float32).reshape(-1, 1, 1, 1)
 
 
+def everything(queue: SampleQueue) -> torch.Tensor:
+    return queue.take(torch.arange(len(queue)))
+
+
 def test_queue_keeps_the_newest_like_a_deque() -> None:
     queue, reference = SampleQueue(7, 2), deque(maxlen=7)
     first = 0
@@ -22,8 +26,8 @@ def test_queue_keeps_the_newest_like_a_deque() -> None:
         queue.push(numbered(first, count))
         reference.extend(range(first, first + count))
         first += count
-        assert sorted(queue.images.flatten().tolist()) == sorted(map(float, reference))
-        newest = queue.images[queue.newest(min(count, 7))].flatten().tolist()
+        assert sorted(everything(queue).flatten().tolist()) == sorted(map(float, reference))
+        newest = queue.take(queue.newest(min(count, 7))).flatten().tolist()
         assert newest == list(reference)[-min(count, 7) :]
 
 
@@ -45,14 +49,45 @@ def test_minibatches_cover_the_queue_once_without_a_tiny_tail() -> None:
     assert len(parts) == queue.minibatch_count(256)
 
 
+def test_a_short_walk_takes_the_newcomers_and_the_least_visited() -> None:
+    queue, generator = SampleQueue(64, 2), torch.Generator().manual_seed(0)
+    visits = torch.zeros(64, dtype=torch.int64)  # counted here
+    for window in range(16):  # the ring goes round twice
+        queue.push(numbered(8 * window, 8))
+        visits[queue.newest(8)] = 0
+        parts = list(queue.minibatches(8, generator, walk=24))
+        walked = torch.cat(parts)
+        assert len(walked.unique()) == len(walked) == min(24, len(queue))
+        assert len(parts) == queue.minibatch_count(8, 24) == min(3, window + 1)
+        assert set(queue.newest(8).tolist()) <= set(walked.tolist())
+        left = torch.ones(len(queue)).bool().scatter(0, walked, False)
+        older = walked[~torch.isin(walked, queue.newest(8))]
+        if left.any():
+            assert visits[older].max() <= visits[: len(queue)][left].min()
+        visits[walked] += 1
+        queue.settle()
+    assert int(visits.max()) <= 4, "24 visits a window are shared evenly among 64 samples"
+
+
+def test_a_walk_as_long_as_the_queue_is_the_whole_queue() -> None:
+    queue = SampleQueue(8, 2)
+    queue.push(numbered(0, 8))
+    walks = [list(queue.minibatches(3, torch.Generator().manual_seed(1), walk)) for walk in (0, 8, 20)]
+    for other in walks[1:]:
+        assert all(torch.equal(mine, its) for mine, its in zip(walks[0], other, strict=True))
+
+
 def test_queue_state_round_trips() -> None:
     queue, other = SampleQueue(5, 3), SampleQueue(5, 3)
     queue.push(numbered(0, 8))
+    list(queue.minibatches(2, torch.Generator(), walk=3))
     queue.remember(torch.tensor([1]), Memory(torch.ones(1, 3), torch.tensor([4]), torch.tensor([2])))
     other.load(queue.state())
     for each in (queue, other):
         each.push(numbered(8, 2))
-    assert torch.equal(queue.images, other.images)
+    walks = [torch.cat(list(each.minibatches(2, torch.Generator().manual_seed(2), walk=3))) for each in (queue, other)]
+    assert torch.equal(*walks)
+    assert torch.equal(everything(queue), everything(other))
     assert torch.equal(queue.memory.visits, other.memory.visits)
     assert queue.fresh == other.fresh == 10
 

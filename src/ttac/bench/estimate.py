@@ -61,7 +61,7 @@ def forwards(run: Run, samples: int) -> float:
     made = vars(known.options_type(**options))
     window, passes = made.get("window", 1), made.get("passes", 1)
     # An update walks the queue, which fills as the stream goes on.
-    queue = max(min(made.get("queue", 0), samples / 2), window)
+    queue = max(min(made.get("queue", 0), made.get("walk", 0) or samples, samples / 2), window)
     learning = FORWARDS.get(run.method, OF_A_NEW_METHOD) - 1
     return 1 + learning * passes * queue / window * (1 if run.epochs is None else run.epochs)
 

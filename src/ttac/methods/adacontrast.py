@@ -174,7 +174,7 @@ class AdaContrast(ViewAdapter):
 
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
-        images = self.queue.images[slots]
+        images = self.queue.take(slots)
         weak = self._weakened(images)
         with torch.no_grad(), self.tracker.following(len(slots)):
             weak_features, weak_logits = self.classifier.features_and_logits(weak)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ttac.branches import BranchKind
 from ttac.classifier import Classifier
+from ttac.footprint import held_bytes
 from ttac.source.statistics import SourceStatistics
 
 Moment = Literal["before", "during", "after"]
@@ -231,9 +232,20 @@ class Adapter(ABC):
         """Count what has happened since the last reset."""
         return {"samples": self.samples_seen}
 
+    def memory_parts(self) -> dict[str, int]:
+        """Count the bytes of the tensors that the adapter keeps between calls, by the attribute that keeps them.
+
+        `classifier` is the network as it is now, `source` as it came, `updater` the optimiser's state, `stats` are the
+        source's statistics, `alignments` the anchors made of them and the target's Gaussians. What two share counts for
+        the first. A `queue` is whole from the first sample on, and comes to its `limit` where images are not 8-bit.
+        """
+        counted: set[int] = set()
+        parts = {name.lstrip("_"): held_bytes(value, counted) for name, value in vars(self).items()}
+        return {name: size for name, size in parts.items() if size}
+
     def memory_bytes(self) -> int:
-        """Count the bytes of everything that the adapter keeps between calls."""
-        return _tensor_bytes(self.state_dict()) + _tensor_bytes(self._source)
+        """Count the bytes of all that the adapter keeps between calls."""
+        return sum(self.memory_parts().values())
 
     def state_dict(self) -> dict[str, Any]:
         """Give a copy of everything that the stream has made; plain tensors, numbers and text."""
@@ -258,9 +270,12 @@ class Adapter(ABC):
             "fingerprint": self.source_fingerprint,
             "statistics": self._statistics_print,
         }
+        # A state of before an option was there is one with its default.
+        given = state.get("options")
+        its = {**state, "options": {**dataclasses.asdict(self.options_type()), **given}} if given else state
         for key, value in mine.items():
-            if state.get(key) != value:
-                raise ValueError(f"the state is of another {key}: it has {state.get(key)!r}, this adapter {value!r}")
+            if its.get(key) != value:
+                raise ValueError(f"the state is of another {key}: it has {its.get(key)!r}, this adapter {value!r}")
         before = self.state_dict()
         try:
             self._restore(_cloned(state))
@@ -289,10 +304,3 @@ def _cloned(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_cloned(item) for item in value)
     return value
-
-
-def _tensor_bytes(value: Any) -> int:
-    if isinstance(value, Tensor):
-        return value.numel() * value.element_size()
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return sum(_tensor_bytes(item) for item in items)

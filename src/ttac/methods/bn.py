@@ -30,5 +30,5 @@ class BN(WindowAdapter):
 
     def _step(self, slots: Tensor, number: int) -> Tensor:
         with torch.no_grad(), self.tracker.following(len(slots)):
-            logits: Tensor = self.classifier(self.queue.images[slots])
+            logits: Tensor = self.classifier(self.queue.take(slots))
         return logits

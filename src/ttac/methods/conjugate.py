@@ -98,6 +98,6 @@ class Conjugate(NormAdapter):
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
         with self.tracker.following(len(slots)):
-            logits = self.classifier(self.queue.images[slots])
+            logits = self.classifier(self.queue.take(slots))
         epsilon = options.epsilon if options.source_loss == "poly" else 0.0
         return Trial({"conjugate": conjugate_loss(logits / options.temperature, epsilon)}, logits)

@@ -42,7 +42,7 @@ class SelfTraining(ViewAdapter):
     options: SelfTrainingOptions
 
     def _try(self, slots: Tensor, number: int) -> Trial:
-        images = self.queue.images[slots]
+        images = self.queue.take(slots)
         with torch.no_grad():
             weak = self._weak(images)
         loss = self_training(self._strong(images).logits, weak.posterior, self.options.tau_st)

@@ -114,7 +114,8 @@ class Shot(GradientAdapter):
         self.targets = self.labels[: len(self.queue)]
         unknown = self.targets == UNKNOWN
         if self.options.label_weight and bool(unknown.any()):
-            found = self._find_labels(self.queue.images.split(window))
+            parts = torch.arange(len(self.queue)).split(window)
+            found = self._find_labels(self.queue.take(slots) for slots in parts)
             self.targets = torch.where(unknown, found, self.targets)
         return super()._update()
 
@@ -139,7 +140,7 @@ class Shot(GradientAdapter):
     def _try(self, slots: Tensor, number: int) -> Trial:
         options = self.options
         with self.tracker.following(len(slots)):
-            logits = self.classifier(self.queue.images[slots])
+            logits = self.classifier(self.queue.take(slots))
         losses = {}
         if options.entropy_weight:
             losses["entropy"] = options.entropy_weight * entropy(logits)

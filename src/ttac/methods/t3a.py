@@ -83,14 +83,14 @@ class T3A(WindowAdapter):
 
     def _step(self, slots: Tensor, number: int) -> Tensor:
         with torch.no_grad(), self.tracker.following(len(slots)):
-            logits: Tensor = self.classifier(self.queue.images[slots])
+            logits: Tensor = self.classifier(self.queue.take(slots))
         return logits
 
     @torch.no_grad()
     def _update(self) -> Tensor | None:
         if self.options.follow:
             super()._update()
-        window = self.queue.images[self.queue.newest(self.options.window)]
+        window = self.queue.take(self.queue.newest(self.options.window))
         features, logits = self.classifier.features_and_logits(window)
         self._add(features, logits)
         scores = self._score(features)

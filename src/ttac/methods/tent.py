@@ -65,5 +65,5 @@ class Tent(NormAdapter):
 
     def _try(self, slots: Tensor, number: int) -> Trial:
         with self.tracker.following(len(slots)):
-            logits = self.classifier(self.queue.images[slots])
+            logits = self.classifier(self.queue.take(slots))
         return Trial({"entropy": entropy(logits)}, logits)

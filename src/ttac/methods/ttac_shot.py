@@ -10,7 +10,7 @@ from torch import Tensor
 from ttac.losses import diversity, entropy
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import PAPER, TTAC, TTACOptions
+from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
 from ttac.methods.views import View
 from ttac.protocols import PROTOCOLS
 
@@ -42,7 +42,7 @@ class TTACShot(TTAC):
     )
     options_type = TTACShotOptions
     # The authors' code weighs information maximisation twice as much as the divergences.
-    presets: ClassVar = {
+    presets: ClassVar = FAST | {
         name: {**preset, "information_weight": 2 * preset["class_weight"]} for name, preset in PAPER.items()
     }
     options: TTACShotOptions

@@ -10,7 +10,7 @@ from torch import Tensor
 from ttac.losses import self_training
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
-from ttac.methods.ttac import PAPER, TTAC, TTACOptions
+from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
 from ttac.methods.views import View
 from ttac.protocols import PROTOCOLS
 
@@ -45,7 +45,7 @@ class TTACPlusPlus(TTAC):
     )
     options_type = TTACPlusPlusOptions
     # The authors' code weighs self-training 20 times as much as the divergences.
-    presets: ClassVar = {
+    presets: ClassVar = FAST | {
         name: {**preset, "self_train_weight": 20 * preset["class_weight"]} for name, preset in PAPER.items()
     }
     options: TTACPlusPlusOptions

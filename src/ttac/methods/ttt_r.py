@@ -53,7 +53,7 @@ class TTTR(GradientAdapter):
         return images
 
     def _try(self, slots: Tensor, number: int) -> Trial:
-        images = self.queue.images[slots]
+        images = self.queue.take(slots)
         branch = self.classifier.branch
         assert isinstance(branch, RotationBranch)
         # Upright images are what is predicted: the stored statistics follow them, and turned ones are normalised apart,

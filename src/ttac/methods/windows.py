@@ -26,6 +26,7 @@ class WindowOptions(Options):
     predict: Moment = "after"  # the update that an arrival triggers
     queue: int = 0  # N_C, samples that an update walks over; 0: the window alone
     passes: int = 1  # N_itr over the queue an update
+    walk: int = 0  # samples of the queue that a pass visits: the window and the least visited; 0: all
     bn_clip: int = 512  # samples that the past of the batch-norm statistics counts as, at most
 
     def __post_init__(self) -> None:
@@ -36,6 +37,8 @@ class WindowOptions(Options):
         rule = f"queue must be 0 or hold a window of {self.window}"
         require(self.queue == 0 or self.queue >= self.window, rule, self.queue)
         require(self.passes >= 1, "passes must be at least 1", self.passes)
+        rule = f"walk must be 0 or hold a window of {self.window} and no more than the queue of {self.queue}"
+        require(self.walk == 0 or self.window <= self.walk <= self.queue, rule, self.walk)
         require(self.bn_clip >= 1, "bn_clip must be at least 1", self.bn_clip)
 
 
@@ -65,7 +68,7 @@ class WindowAdapter(Adapter):
         head = self.classifier.head.weight
         logits = head.new_full((len(self.queue), self.classifier.num_classes), torch.nan)
         for number in range(self.options.passes):
-            for slots in self.queue.minibatches(self.options.window, self.generator):
+            for slots in self.queue.minibatches(self.options.window, self.generator, self.options.walk):
                 found = self._step(slots, number)
                 logits[slots] = torch.nan if found is None else found.detach().to(logits)
         window = logits[newest]
@@ -191,7 +194,7 @@ class GradientAdapter(WindowAdapter):
         options = self.options
         if options.lr is not None:
             return options.lr
-        steps = options.passes * self.queue.minibatch_count(options.window)
+        steps = options.passes * self.queue.minibatch_count(options.window, options.walk)
         return options.rate_budget * options.window / 256 / steps
 
     def _step(self, slots: Tensor, number: int) -> Tensor | None:
