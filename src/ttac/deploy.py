@@ -205,6 +205,7 @@ def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
     settings = {
         "images": text_hash(listing),
         **job.choice.settings(),
+        **job.choice.model.classifier.speed.settings(),
         "batch": job.batch,
         "size": None if description.size is None else list(description.size),
         "crop_pct": description.crop_pct,

@@ -154,6 +154,7 @@ def _settings(measurement: Measurement, choice: MethodChoice, stream: Stream) ->
     return plain_settings(
         {
             **choice.settings(),
+            **choice.model.classifier.speed.settings(),
             "protocol": measurement.protocol,
             "epochs": measurement.epochs,
             **described["scenario"],

@@ -13,6 +13,7 @@ from ttac.names import pick
 from ttac.protocols import get_protocol
 from ttac.report.published import published_tables
 from ttac.source.objectives import make_objective
+from ttac.speed import check_compiler
 
 
 def check_experiment(experiment: Experiment) -> None:
@@ -26,6 +27,8 @@ def check_experiment(experiment: Experiment) -> None:
         pick(table, published_tables(), "published table")
     for protocol in experiment.protocol_samples:
         get_protocol(protocol)
+    if experiment.compile:
+        check_compiler()
     _at_least(1, "epochs", [experiment.epochs])
     _at_least(0, "features", [experiment.features])
     _at_least(0, "seeds", experiment.seeds)

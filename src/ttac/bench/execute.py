@@ -41,9 +41,7 @@ def execute(task: Task, progress: Callable[[Outcome], None]) -> Record:
     """Measure, and write the record; features are embedded and written before it, as it says that all is there."""
     code_commit()  # of the code that runs, whatever is checked out before it ends
     run = task.run
-    model = load_model(task.ingredients.model, device=task.device)
-    if run.channels_last:
-        model.classifier.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    model = load_model(task.ingredients.model, device=task.device, speed=run.speed)
     options = {"seed": run.seed, **run.options}
     choice = MethodChoice(model, run.method, run.preset, options, task.ingredients.statistics)
     prepared = Prepared(Measurement(choice, stream_choice(task), run.protocol, run.epochs))

@@ -14,6 +14,7 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from ttac.data.attacks import Norm
 from ttac.names import pick
+from ttac.speed import Precision
 
 ScaleName = Literal["tiny", "cpu", "paper"]
 Figure = Literal["cumulative", "bars", "heatmap", "time", "tsne"]
@@ -97,7 +98,9 @@ class Experiment:
     method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     epochs: int = 3  # of multi-pass protocols
     features: int = 0  # samples whose features are kept for t-SNE
-    channels_last: bool = False  # memory layout of the weights, faster for convolutions of many channels
+    channels_last: bool = False  # this and the next two are those of `Classifier.tuned`
+    autocast: Precision | None = None
+    compile: bool = False
 
 
 def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:

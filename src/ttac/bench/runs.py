@@ -16,6 +16,7 @@ from ttac.methods.base import Adapter
 from ttac.methods.registry import methods
 from ttac.names import pick
 from ttac.protocols import Protocol, get_protocol
+from ttac.speed import Precision, Speed
 
 StatisticsKind = Literal["collected", "inferred", "rescaled"]
 
@@ -42,10 +43,18 @@ class Run:
     samples: int | None = None
     features: int = 0
     channels_last: bool = False
+    autocast: Precision | None = None
+    compile: bool = False
+
+    @property
+    def speed(self) -> Speed:
+        """How the network is run."""
+        return Speed(self.channels_last, self.autocast, self.compile)
 
     def settings(self) -> dict[str, Any]:
         """Say as plain values what the record is to hold of this run."""
-        return {**dataclasses.asdict(self), "options": dict(self.options)}
+        # None where it is off, as in the records of versions without it.
+        return {**dataclasses.asdict(self), "options": dict(self.options), "compile": self.compile or None}
 
 
 def expand(experiment: Experiment) -> list[Run]:
@@ -149,6 +158,8 @@ def _run(
         samples=experiment.protocol_samples.get(protocol.name, target.samples),
         features=experiment.features,
         channels_last=experiment.channels_last,
+        autocast=experiment.autocast,
+        compile=experiment.compile,
     )
 
 

@@ -10,13 +10,21 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeFloat
 
-from ttac.cli.common import add_image_arguments, add_model_arguments, load_chosen_model, new_parser, run_job
+from ttac.cli.common import (
+    add_image_arguments,
+    add_model_arguments,
+    add_speed_arguments,
+    load_chosen_model,
+    new_parser,
+    run_job,
+)
 
 
 def adapt_parser() -> ArgumentParser:
     """Describe `ttac adapt`."""
     parser = new_parser("Predict a folder of images in order while adapting; the same command goes on after a stop.")
     add_model_arguments(parser)
+    add_speed_arguments(parser)
     add_image_arguments(parser)
     add = parser.add_argument
     add("--out", type=Path, required=True, metavar="FOLDER", help="where the predictions, weights and record go")

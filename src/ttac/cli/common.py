@@ -47,6 +47,19 @@ def add_model_arguments(parser: ArgumentParser) -> None:
     add("--device", type=str, default="cpu", metavar="NAME", help="cpu, cuda, ... (default: %(default)s)")
 
 
+def add_speed_arguments(parser: ArgumentParser) -> None:
+    """Add what makes a model run faster on hardware that is made for it, with the same weights."""
+    add = parser.add_argument
+    add("--channels-last", action="store_true", help="memory layout of the weights, for convolutions of many channels")
+    add(
+        "--autocast",
+        type=str,
+        metavar="NAME",
+        help="bfloat16: precision of forward passes, for processors that have the instructions",
+    )
+    add("--compile", action="store_true", help="compile the network, in the first passes; needs a C++ compiler")
+
+
 def add_image_arguments(parser: ArgumentParser) -> None:
     """Add what names a stream of images."""
     add = parser.add_argument
@@ -90,12 +103,20 @@ def read_class_names(file: Path) -> tuple[str, ...]:
 
 
 def load_chosen_model(chosen: Namespace) -> LoadedModel:
-    """Load the model that `add_model_arguments` names, with what `add_image_arguments` says of its images."""
+    """Load the model that `add_model_arguments` names, as `add_speed_arguments` and `add_image_arguments` say."""
     from ttac.source.models import load_model
+    from ttac.speed import Speed
 
     let_own_networks_be_imported(chosen.arch)
+    speed = Speed(chosen.channels_last, chosen.autocast, chosen.compile) if "compile" in chosen else None
     loaded = load_model(
-        chosen.model, arch=chosen.arch, head=chosen.head, mean=chosen.mean, std=chosen.std, device=chosen.device
+        chosen.model,
+        arch=chosen.arch,
+        head=chosen.head,
+        mean=chosen.mean,
+        std=chosen.std,
+        device=chosen.device,
+        speed=speed,
     )
     description = loaded.description
     if chosen.get("size") is not None:

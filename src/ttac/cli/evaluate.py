@@ -9,13 +9,21 @@ from jsonargparse import ArgumentParser, Namespace
 from jsonargparse.typing import NonNegativeInt, PositiveInt
 
 from ttac.cli.adapt import add_method_arguments, parse_options
-from ttac.cli.common import add_data_argument, add_model_arguments, load_chosen_model, new_parser, run_job
+from ttac.cli.common import (
+    add_data_argument,
+    add_model_arguments,
+    add_speed_arguments,
+    load_chosen_model,
+    new_parser,
+    run_job,
+)
 
 
 def evaluate_parser() -> ArgumentParser:
     """Describe `ttac evaluate`."""
     parser = new_parser("Measure a method on a stream of labelled images, which it never sees the labels of.")
     add_model_arguments(parser)
+    add_speed_arguments(parser)
     add_method_arguments(parser)
     _add_data_arguments(parser)
     _add_scenario_arguments(parser)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from ttac.source.weights import (
     load_weights,
     save_model,
 )
+from ttac.speed import Speed
 
 __all__ = ["METADATA_KEY", "LoadedModel", "ModelDescription", "load_model", "save_model"]
 
@@ -31,13 +33,29 @@ def load_model(
     mean: Sequence[float] | None = None,
     std: Sequence[float] | None = None,
     device: str = "cpu",
+    speed: Speed | None = None,
 ) -> LoadedModel:
     """Load a bundle folder (as a `Bundle`), a weights file, or the pretrained timm model of that name.
 
     A file's architecture is `arch`, or what `save_model` wrote into it: a network of this package
     (`architectures.OWN`), "package.module:callable", a timm name or a torchvision name. What is given here wins over
-    what the file says; a bundle is taken as it is.
+    what the file says; a bundle is taken as it is. `speed` says how the model is run, see `Classifier.tuned`.
     """
+    loaded = _load(model, arch, num_classes, head, mean, std, device)
+    if speed is None or speed == Speed():
+        return loaded
+    return dataclasses.replace(loaded, classifier=loaded.classifier.tuned(**vars(speed)))
+
+
+def _load(
+    model: str,
+    arch: str | None,
+    num_classes: int | None,
+    head: str | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+    device: str,
+) -> LoadedModel:
     path = Path(model)
     if path.is_file():
         return load_weights(path, arch=arch, num_classes=num_classes, head=head, mean=mean, std=std, device=device)
