@@ -31,8 +31,9 @@ tables: .venv/ready
 	$(BIN)/ttac bench experiments/*.yaml --scale $(SCALE) --jobs 2 --out out/results
 	$(BIN)/ttac report out/results --out out/report
 
+# Speed and memory as ratios in one run: a table, and out/benchmarks.json
 bench: .venv/ready
-	$(BIN)/python benchmarks/update_cost.py --out out/update_cost.json
+	$(BIN)/python benchmarks/all.py --out out/benchmarks.json
 
 clean:
 	rm -rf .venv

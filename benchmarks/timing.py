@@ -1,14 +1,37 @@
-"""What the benchmarks share: sides of a comparison take turns, so that a busy machine slows them alike."""
+"""What the benchmarks share: rows of the table, and sides of a comparison that take turns."""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Bound = tuple[Literal["at least", "at most"], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured figure and what it must be."""
+
+    name: str
+    value: float
+    unit: Literal["x", "%", "s", "MiB", "cosine", "relative"]  # x: a ratio of times in one run
+    bound: Bound | None = None
+    note: str = ""
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the bound is kept, None where there is none."""
+        if self.bound is None:
+            return None
+        kind, limit = self.bound
+        return self.value >= limit if kind == "at least" else self.value <= limit
 
 
 def median_seconds(*jobs: Callable[[], object], rounds: int) -> list[float]:
-    """Run all jobs in turns and give the median time of each."""
+    """Run all jobs in turns, so that a busy machine slows them alike, and give the median time of each."""
     times: list[list[float]] = [[] for _ in jobs]
     for number in range(rounds + 1):
         for job, taken in zip(jobs, times, strict=True):

@@ -1,0 +1,69 @@
+"""What `Classifier.tuned` gains: one forward and backward pass of ResNet-20 in train mode, against float32 as it is.
+
+python benchmarks/precision.py [--threads 2] [--out FILE]
+
+No bounds, as the gain is the hardware's: bfloat16 is slow on processors without the instructions.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from table import run
+from timing import Row, median_seconds
+from torch import nn
+
+import ttac
+from ttac.source.networks import ResNet
+from ttac.speed import bfloat16_in_hardware
+
+WINDOW, FEW = 256, 32  # bfloat16 gets few images, as it may take seconds
+NAME = "forward + backward of ResNet-20"
+
+
+def training_pass(batch: int, **options: Any) -> Callable[[], None]:
+    """Make forward and backward passes of one classifier."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the note says whether there are instructions
+        classifier = ttac.Classifier(ResNet(20, 10)).tuned(**options).train()
+    images, labels = torch.rand(batch, 3, 32, 32), torch.arange(batch) % 10
+
+    def job() -> None:
+        classifier.zero_grad()
+        nn.functional.cross_entropy(classifier(images), labels).backward()
+
+    return job
+
+
+def timed(job: Callable[[], None]) -> float:
+    """Give the seconds of one call."""
+    started = time.perf_counter()
+    job()
+    return time.perf_counter() - started
+
+
+def measure(*, threads: int = 2) -> list[Row]:
+    """Compare all options with none, and state how long compilation takes."""
+    compiled = training_pass(WINDOW, compile=True)
+    both = training_pass(WINDOW, compile=True, channels_last=True)
+    warm_up = timed(compiled), timed(both)
+    jobs = (training_pass(WINDOW), training_pass(WINDOW, channels_last=True), compiled, both)
+    plain, *others = median_seconds(*jobs, rounds=3)
+    titles = ("channels-last", "compiled", "compiled, channels-last")
+    rows = [
+        Row(f"{NAME}, {title} / as it is", seconds / plain, "x", None, f"{1000 * seconds:.0f} ms for {WINDOW} images")
+        for title, seconds in zip(titles, others, strict=True)
+    ]
+    rows.append(Row("first compiled pass, ResNet-20", warm_up[0], "s", None, f"channels-last {warm_up[1]:.0f} s"))
+    few, narrow = median_seconds(training_pass(FEW), training_pass(FEW, autocast="bfloat16"), rounds=1)
+    has = {True: "has", False: "lacks", None: "may have"}[bfloat16_in_hardware()]
+    note = f"{1000 * narrow:.0f} ms for {FEW} images; the processor {has} bfloat16 instructions"
+    return [*rows, Row(f"{NAME}, bfloat16 / as it is", narrow / few, "x", None, note)]
+
+
+if __name__ == "__main__":
+    run(measure)
