@@ -349,9 +349,9 @@ def test_the_class_loss_starts_late_and_the_rate_follows_the_budget() -> None:
     seen: list[tuple[bool, float]] = []
     real = adapter.updater.step
 
-    def spy(losses: dict[str, Tensor]) -> bool:
+    def spy(losses: dict[str, Tensor], later: Any) -> bool:
         seen.append(("anchor" in losses, adapter.updater.optimizer.param_groups[0]["lr"]))
-        return real(losses)
+        return real(losses, later)
 
     adapter.updater.step = spy  # type: ignore[assignment,method-assign]
     adapter(subject.images[:16])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import ttac
 from ttac import Classifier, SourceStatistics, checks
@@ -14,6 +14,7 @@ from ttac.methods.registry import methods
 from ttac.methods.ttac import TTAC
 from ttac.norms import BatchNormTracker
 from ttac.source.networks import ResNet
+from ttac.update import Updater
 
 
 @pytest.mark.parametrize("method", methods())
@@ -106,3 +107,43 @@ def test_statistics_are_refused_where_they_are_not_finite_and_not_where_they_are
         assert tracker.refused == refused
         assert layer.running_var is not None
         assert layer.running_var.isfinite().all()
+
+
+def test_later_losses_are_part_of_the_step_and_come_when_the_first_are_differentiated() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 1.0]))
+    updater = Updater({"weight": weight}, lambda values: torch.optim.SGD(values, 0.1))
+    first, nan = weight[0] * 2, float("nan")
+    seen: list[Any] = []
+
+    def later() -> dict[str, Tensor]:
+        seen.append(None if weight.grad is None else weight.grad.tolist())
+        return {"later": weight.sum() * 3}
+
+    assert updater.step({"first": first}, later)
+    assert seen == [[2.0, 0.0]]
+    assert weight.tolist() == pytest.approx([0.5, 0.7])
+    assert updater.step({}, later)
+    assert weight.tolist() == pytest.approx([0.2, 0.4])
+    before = weight.tolist()
+    assert not updater.step({"first": weight.sum()}, lambda: {"later": weight.sum() * nan})
+    assert not updater.step({"first": weight.sum() * nan}, later)
+    assert len(seen) == 2, "what comes after a loss that is not finite is not computed"
+    assert updater.step({"first": weight.sum()}, dict)
+    assert updater.step({}, dict)
+    assert (before, updater.steps, updater.skipped) == (pytest.approx([0.2, 0.4]), 3, 2)
+    assert weight.grad is None
+
+
+def test_strong_views_come_when_the_activations_of_the_weak_ones_are_gone() -> None:
+    classifier = Classifier(ResNet(8, 4, width=4))
+    stats = SourceStatistics.infer(classifier)
+    adapter: Any = ttac.adapt(classifier, "ttac++", stats=stats, window=4, queue=0, passes=1)
+    orders: list[bool] = []
+    strong = adapter._strong
+    adapter._strong = lambda images: (orders.append(classifier_has_gradients(adapter)), strong(images))[1]
+    adapter(torch.rand(4, 3, 16, 16))
+    assert orders == [True]
+
+
+def classifier_has_gradients(adapter: Any) -> bool:
+    return any(value.grad is not None for value in adapter.classifier.parameters())

@@ -168,9 +168,9 @@ def test_matching_lowers_the_distance_of_a_shifted_stream() -> None:
     distances = []
     real = adapter.updater.step
 
-    def spy(losses: dict[str, Tensor]) -> bool:
+    def spy(losses: dict[str, Tensor], later: Any) -> bool:
         distances.append(float(adapter.alignments["features"].distances()))
-        return real(losses)
+        return real(losses, later)
 
     adapter.updater.step = spy  # type: ignore[assignment,method-assign]
     for _ in range(6):

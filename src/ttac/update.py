@@ -39,23 +39,37 @@ class Updater:
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("rate_factor", 1.0)
 
-    def step(self, losses: Mapping[str, Tensor]) -> bool:
-        """Descend on the sum of `losses`; False says that the step was refused and no weight has changed."""
-        total = torch.stack([loss.float() for loss in losses.values()]).sum() if losses else None
+    def step(self, losses: Mapping[str, Tensor], later: Callable[[], Mapping[str, Tensor]] | None = None) -> bool:
+        """Descend on the sum of `losses`; False says that the step was refused and no weight has changed.
+
+        `later` computes losses of the same step that share no graph with the first: they come when the activations
+        behind those are gone, so that only one of the two is in memory at a time.
+        """
         self._forget_gradients()
+        moved = finite = self._differentiate(losses)
+        if later is not None and finite is not False:
+            finite = self._differentiate(later())
+            moved = finite if moved is None else moved and finite is not False
+        if moved:
+            gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+            moved = bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
+        if moved:
+            self._descend()
+            self.steps += 1
+        elif moved is not None:
+            self.skipped += 1
+        self._forget_gradients()
+        return moved is not False  # nothing to descend on is no failure: the pass has still moved the statistics
+
+    @staticmethod
+    def _differentiate(losses: Mapping[str, Tensor]) -> bool | None:
+        """Add the gradients of the sum of `losses`: whether it is finite, None where there is nothing to descend on."""
+        total = torch.stack([loss.float() for loss in losses.values()]).sum() if losses else None
         if total is None or not total.requires_grad:
-            return True  # nothing to descend on is no failure: the forward pass has still moved the statistics
+            return None
         finite = bool(total.isfinite())
         if finite:
             total.backward()
-            gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
-            finite = bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-        if finite:
-            self._descend()
-            self.steps += 1
-        else:
-            self.skipped += 1
-        self._forget_gradients()
         return finite
 
     def _descend(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Literal, get_args
@@ -152,7 +152,7 @@ class TTAC(AlignedAdapter):
             self._commit(blends)
             self.queue.remember(slots, filtered.memory)
 
-        return Trial(losses, weak.logits, keep)
+        return Trial(losses, weak.logits, keep, self._later_losses(images, weak))
 
     def _distance_to_source(self) -> Tensor:
         """Compute half the squared distance of the weights to the source's, the anchor that is left without data."""
@@ -169,3 +169,7 @@ class TTAC(AlignedAdapter):
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
         """Add weighted losses of a method that builds on this one."""
         return self._contrast(weak, self._strong(images)) if self.options.contrastive_weight else {}
+
+    def _later_losses(self, images: Tensor, weak: View) -> Callable[[], dict[str, Tensor]] | None:
+        """Add weighted losses that share no graph with the weak views, computed when those have been differentiated."""
+        return None

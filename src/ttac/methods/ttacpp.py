@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -51,9 +52,17 @@ class TTACPlusPlus(TTAC):
     options: TTACPlusPlusOptions
 
     def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
-        options = self.options
-        if not options.self_train_weight:
+        if not (self.options.self_train_weight and self.options.contrastive_weight):
             return super()._further_losses(images, weak)
-        strong = self._strong(images)
-        loss = self_training(strong.logits, weak.posterior, options.tau_st)
-        return {"self_train": options.self_train_weight * loss, **self._contrast(weak, strong)}
+        strong = self._strong(images)  # one pass for both losses, of which the contrastive one needs the weak views too
+        return {**self._self_train(strong, weak.posterior), **self._contrast(weak, strong)}
+
+    def _later_losses(self, images: Tensor, weak: View) -> Callable[[], dict[str, Tensor]] | None:
+        if not self.options.self_train_weight or self.options.contrastive_weight:
+            return None
+        posterior = weak.posterior
+        return lambda: self._self_train(self._strong(images), posterior)
+
+    def _self_train(self, strong: View, posterior: Tensor) -> dict[str, Tensor]:
+        loss = self_training(strong.logits, posterior, self.options.tau_st)
+        return {"self_train": self.options.self_train_weight * loss}

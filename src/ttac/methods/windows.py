@@ -158,9 +158,10 @@ class GradientOptions(WindowOptions):
 class Trial:
     """A minibatch's losses before their step, and what to store if the step is taken."""
 
-    losses: dict[str, Tensor]  # weighted, by name
+    losses: dict[str, Tensor]  # weighted, by name; that of an alignment has its gradient alone
     logits: Tensor  # [n, K]
     keep: Callable[[], None] = lambda: None
+    later: Callable[[], dict[str, Tensor]] | None = None  # losses of another pass, see `Updater.step`
 
 
 class GradientAdapter(WindowAdapter):
@@ -202,7 +203,7 @@ class GradientAdapter(WindowAdapter):
         trial = self._try(slots, number)
         # Without a loss there is no gradient to tell that something overflowed.
         sound = bool(trial.losses) or bool(trial.logits.isfinite().all())
-        if not (sound and self.updater.step(trial.losses)):
+        if not (sound and self.updater.step(trial.losses, trial.later)):
             self.tracker.restore(before)
             return None  # what the step was refused for is no prediction either
         trial.keep()
