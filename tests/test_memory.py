@@ -213,3 +213,17 @@ def test_counting_makes_nothing() -> None:
     with LargestFloat() as noted:
         adapter.memory_parts()
     assert noted.largest == 0
+
+
+def test_a_state_of_before_an_option_was_there_has_its_default() -> None:
+    subject = checks.subject("ttac")
+    adapter = subject.make()
+    adapter(subject.images)
+    state = adapter.state_dict()
+    del state["options"]["walk"], state["method_state"]["queue"]["walked"]
+    other = subject.make()
+    other.load_state_dict(state)
+    assert torch.equal(other.predict(subject.images), adapter.predict(subject.images))
+    for wrong in ({**state["options"], "walk": checks.WINDOW}, None, "none"):
+        with pytest.raises(ValueError, match="the state is of another options"):
+            other.load_state_dict({**state, "options": wrong})

@@ -81,7 +81,7 @@ def _options(numbers: PaperNumbers) -> dict[str, Any]:
 
 
 PAPER: dict[str, dict[str, Any]] = {name: _options(numbers) for name, numbers in paper_numbers().items()}
-# A sixteenth of the paper's steps once the queue is full, and no higher error: docs/speed.md has the measurements.
+# A sixteenth of the paper's steps once the queue is full; docs/speed.md has the errors of both.
 FAST: dict[str, dict[str, Any]] = {"fast": {"queue": 4096, "passes": 1, "walk": 1024}}
 
 
