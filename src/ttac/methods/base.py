@@ -272,8 +272,8 @@ class Adapter(ABC):
         }
         # A state of before an option was there is one with its default.
         given = state.get("options")
-        known = isinstance(given, dict)
-        its = {**state, "options": {**dataclasses.asdict(self.options_type()), **given}} if known else state
+        filled = {**dataclasses.asdict(self.options_type()), **given} if isinstance(given, dict) else given
+        its = {**state, "options": filled}
         for key, value in mine.items():
             if its.get(key) != value:
                 raise ValueError(f"the state is of another {key}: it has {its.get(key)!r}, this adapter {value!r}")
