@@ -18,12 +18,12 @@ from ttac.data.sets import find_data
 from ttac.data.streams import Domain, Scenario, Stream, corrupted_domains
 from ttac.engine import Outcome, check_protocol, evaluate
 from ttac.files import text_hash
-from ttac.jobs import check_same_settings, image_progress, plain_settings
+from ttac.jobs import file_is_there, image_progress, plain_settings
 from ttac.methods.base import Adapter
 from ttac.protocols import get_protocol
 from ttac.report.records import Record
-from ttac.source.target import read_for
-from ttac.source.weights import LoadedModel, check_size
+from ttac.source.target import TakesImages, read_for
+from ttac.source.weights import check_size
 
 USUAL_SEVERITY = 5
 
@@ -51,8 +51,8 @@ class StreamChoice:
         if self.scenario.interlude and not self.corruptions and self.clean is None:
             raise ValueError("interludes show clean images: name them with --clean")
 
-    def build(self, model: LoadedModel) -> Stream:
-        """Find the data, and make the stream of them; pixels are read later."""
+    def build(self, model: TakesImages) -> Stream:
+        """Find the data, and make the stream of them for a model; pixels are read later."""
         found = find_data(self.data)
         read = partial(read_for, model, found, self.split)
         usual = SEVERITIES if self.scenario.sequence == "gradual" else (USUAL_SEVERITY,)
@@ -72,7 +72,6 @@ class StreamChoice:
                 for name in self.domains or (None,)
                 for severity in levels
             ]
-        check_size(model.classifier, domains[0].images.size)
         return Stream(domains, self.scenario, clean=clean, prefetch=self.prefetch)
 
 
@@ -97,7 +96,8 @@ class Prepared:
     def __init__(self, measurement: Measurement) -> None:
         self.protocol = get_protocol(measurement.protocol)
         self.choice = dataclasses.replace(measurement.choice, source_free=self.protocol.source == "free").completed()
-        self.stream = measurement.stream.build(self.choice.model)
+        self.stream = measurement.stream.build(self.choice.model.description)
+        check_size(self.choice.model.classifier, self.stream.image_shape[1:])
         self.settings = _settings(measurement, self.choice, self.stream)
         self._measurement = measurement
 
@@ -128,7 +128,7 @@ class EvaluateJob:
 def run_evaluate(job: EvaluateJob, console: Console) -> None:
     """Do the job, unless its record is there."""
     prepared = Prepared(job.measurement)
-    if _is_there(job.out, prepared.settings):
+    if file_is_there(job.out, prepared.settings, lambda: dict(Record.load(job.out).provenance["settings"])):
         console.print(f"{job.out} is there: nothing to do", markup=False)
         return
     adapter = prepared.adapter(console)
@@ -164,16 +164,3 @@ def _settings(measurement: Measurement, choice: MethodChoice, stream: Stream) ->
             "classes": None if names is None else text_hash([ascii(name) for name in names]),
         }
     )
-
-
-def _is_there(out: Path, settings: dict[str, Any]) -> bool:
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name a file")
-    if not out.exists():
-        return False
-    try:
-        there = Record.load(out).provenance["settings"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} is a file of something else: choose another --out") from error
-    check_same_settings(out, there, settings)
-    return True

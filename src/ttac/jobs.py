@@ -107,9 +107,35 @@ def check_same_settings(out: Path, there: dict[str, Any], now: dict[str, Any]) -
     Traceback (most recent call last):
     ValueError: out is of another run (lr: 0.1 there, 0.2 now): choose another --out, or delete it
     """
-    differing = [f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key]]
+    differing = differing_settings(there, now)
     if differing:
-        raise ValueError(f"{out} is of another run ({'; '.join(differing)}): choose another --out, or delete it")
+        raise ValueError(f"{out} is of another run ({differing}): choose another --out, or delete it")
+
+
+def differing_settings(there: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Name what differs between the settings of a file that is there and those of now.
+
+    >>> differing_settings({"lr": 0.1}, {"lr": 0.2})
+    'lr: 0.1 there, 0.2 now'
+    """
+    return "; ".join(f"{key}: {there.get(key)} there, {now[key]} now" for key in now if there.get(key) != now[key])
+
+
+def file_is_there(out: Path, settings: dict[str, Any], there: Callable[[], dict[str, Any]]) -> bool:
+    """Tell whether a job's only file is there; raise an error where it is not of these settings.
+
+    `there` reads the settings that the file came from.
+    """
+    if out.is_dir():
+        raise ValueError(f"--out {out} is a folder; name a file")
+    if not out.exists():
+        return False
+    try:
+        found = there()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{out} is a file of something else: choose another --out") from error
+    check_same_settings(out, found, settings)
+    return True
 
 
 def is_complete(out: Path, result: str, settings: dict[str, Any], there: Callable[[], dict[str, Any]]) -> bool:

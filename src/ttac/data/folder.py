@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -96,22 +96,42 @@ def image_size(folder: Path, files: Sequence[str]) -> tuple[int, int]:
     """Give height and width of the first image that can be opened."""
     for name in files:
         try:
-            with _opened(folder / name) as image:
+            with opened_image(folder / name) as image:
                 return image.height, image.width
         except UnreadableImageError as error:
             reason = error
     raise ValueError(f"none of {len(files)} images can be read; {name}: {reason}")
 
 
+def opened_image(source: Path | IO[bytes], max_pixels: int | None = None) -> Image.Image:
+    """Open an image, from a file or from its bytes, and read its header alone."""
+    most = MAX_PIXELS if max_pixels is None else max_pixels
+    try:
+        image = Image.open(source, formats=FORMATS)
+    except UnidentifiedImageError as error:
+        raise UnreadableImageError(f"not an image of {', '.join(FORMATS)}") from error
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+    if image.width * image.height > most:
+        image.close()
+        raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {most}")
+    return image
+
+
 def read_image(path: Path, size: tuple[int, int] | None, channels: int, crop_pct: float = 1.0) -> Tensor:
     """Read one image, resized and cropped around its centre to `size`, as `[C, H, W]` in [0, 1]."""
-    with _opened(path) as image:
-        try:
-            image = _eight_bit(image).convert("L" if channels == 1 else "RGB")
-            if size is not None:
-                image = _resized(image, size, crop_pct)
-        except Exception as error:  # decoders raise all kinds of errors on damaged files
-            raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+    with opened_image(path) as image:
+        return image_pixels(image, size, channels, crop_pct)
+
+
+def image_pixels(image: Image.Image, size: tuple[int, int] | None, channels: int, crop_pct: float = 1.0) -> Tensor:
+    """Decode an opened image as `read_image` does."""
+    try:
+        image = _eight_bit(image).convert("L" if channels == 1 else "RGB")
+        if size is not None:
+            image = _resized(image, size, crop_pct)
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
     pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
     return pixels.permute(2, 0, 1).float() / 255
 
@@ -162,22 +182,6 @@ class FolderStream:
             self.next_batch += 1
             if images:
                 yield torch.stack(images), names
-
-
-def _opened(path: Path) -> Image.Image:
-    """Open an image and read its header alone."""
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
-            image = Image.open(path, formats=FORMATS)
-    except UnidentifiedImageError as error:
-        raise UnreadableImageError(f"not an image of {', '.join(FORMATS)}") from error
-    except Exception as error:  # decoders raise all kinds of errors on damaged files
-        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
-    if image.width * image.height > MAX_PIXELS:
-        image.close()
-        raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {MAX_PIXELS}")
-    return image
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

@@ -12,14 +12,13 @@ from ttac.source.weights import LoadedModel
 
 
 def in_order_of(
-    initial: LoadedModel, data: LabelledImages, held: LabelledImages | None
+    names: tuple[str, ...] | None, data: LabelledImages, held: LabelledImages | None
 ) -> tuple[LabelledImages, LabelledImages | None]:
-    """Number the classes of the data as the model numbers those names; `held`, to validate on, is numbered as `data`.
+    """Number the classes of the data as a model numbers these names; `held`, to validate on, is numbered as `data`.
 
     Data without names take those of the model. Where the number of classes differs, the head is to be replaced and
     the data stay as they are; other classes of the same number are refused, as the trained head would confuse them.
     """
-    names = initial.description.classes
     if names is None or len(names) != data.num_classes:
         return data, held
     given = data.classes or names

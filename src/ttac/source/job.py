@@ -77,7 +77,7 @@ def run_train(job: TrainJob, console: Console) -> None:
     initial = None if job.init is None else load_model(job.init, arch=job.arch)
     train, validation = _read_data(job, initial)
     if initial is not None:
-        train, validation = in_order_of(initial, train, validation)
+        train, validation = in_order_of(initial.description.classes, train, validation)
     if job.collect_statistics:  # which comes last, too late to find out
         check_every_class_is_there(train)
     recipe = dataclasses.replace(job.recipe, flip=job.recipe.flip and train.flip)

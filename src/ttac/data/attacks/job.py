@@ -84,7 +84,7 @@ class Tally:
 
 def run_attack(job: AttackJob, console: Console) -> None:
     """Do the job, or the rest of it."""
-    data = read_for(job.model, find_data(job.data), job.split).some(job.samples)
+    data = read_for(job.model.description, find_data(job.data), job.split).some(job.samples)
     check_size(job.model.classifier, data.size)
     settings = _settings(job, data)
     shape = (len(data), *data.size, data.channels)

@@ -69,6 +69,12 @@ class Stream:
         return prefetched(self._read, range(0, len(self), batch), self.prefetch)
 
     @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of each image."""
+        images = self._sources[0].images
+        return (images.channels, *images.size)
+
+    @property
     def domains(self) -> tuple[str, ...]:
         """The names of the domains, by number."""
         return tuple(source.mark for source in self._sources)
@@ -100,8 +106,7 @@ class Stream:
     def _read(self, start: int) -> Arrival:
         part = slice(start, start + self.scenario.batch)
         domains, rows = self._plan.domains[part], self._plan.rows[part]
-        first = self._sources[0].images
-        pixels = torch.empty(len(rows), first.channels, *first.size, dtype=torch.uint8)
+        pixels = torch.empty(len(rows), *self.image_shape, dtype=torch.uint8)
         labels = torch.empty(len(rows), dtype=torch.int64)
         for number in domains.unique().tolist():
             mine = domains == number
