@@ -6,7 +6,7 @@ import dataclasses
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from ttac.branches import BranchKind
 from ttac.classifier import Classifier
 from ttac.footprint import held_bytes
 from ttac.source.statistics import SourceStatistics
+from ttac.source.weights import misfit
 
 Moment = Literal["before", "during", "after"]
 Need = Literal["statistics", "contrastive branch", "rotation branch"]
@@ -78,6 +79,7 @@ class Adapter(ABC):
     capabilities: ClassVar[Capabilities]
     options_type: ClassVar[type[Options]] = Options
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    before_step: Callable[[], None] | None = None  # called before each step of an update, to wait while others compute
 
     def __init__(self, classifier: Classifier, stats: SourceStatistics | None, options: Options) -> None:
         if stats is not None and not isinstance(stats, SourceStatistics):
@@ -223,7 +225,17 @@ class Adapter(ABC):
 
     def reset(self) -> None:
         """Go back to the source model and forget the stream."""
-        self.classifier.load_state_dict(self._source)
+        self._start(self._source)
+
+    def restart_from(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from these weights of `adapted().model` and forget the stream; else raise and change nothing."""
+        problem = misfit(self.classifier.model, weights)
+        if problem is not None:
+            raise ValueError(f"the weights are not of this adapter's model: {problem}")
+        self._start(self._source | {f"model.{name}": tensor for name, tensor in weights.items()})
+
+    def _start(self, weights: dict[str, Tensor]) -> None:
+        self.classifier.load_state_dict(weights)
         self.samples_seen = 0
         self.several_passes = False  # whether `learn` or `begin_epoch` was called, which ends all one-pass protocols
         self._begin()

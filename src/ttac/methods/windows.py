@@ -69,6 +69,8 @@ class WindowAdapter(Adapter):
         logits = head.new_full((len(self.queue), self.classifier.num_classes), torch.nan)
         for number in range(self.options.passes):
             for slots in self.queue.minibatches(self.options.window, self.generator, self.options.walk):
+                if self.before_step is not None:
+                    self.before_step()
                 found = self._step(slots, number)
                 logits[slots] = torch.nan if found is None else found.detach().to(logits)
         window = logits[newest]
