@@ -1,0 +1,157 @@
+"""Work that small requests can ask for: JPEG files of many scans, large JSON, and files that take long."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import threading
+import time
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from fake_service import INFER, LOCAL, SHAPE, FakeService, binary_body, expected, json_body, listening, pixels, serving
+from PIL import Image
+
+from ttac.serve import decode, inference, jpeg
+from ttac.serve.app import build_app
+from ttac.serve.batcher import BusyError
+from ttac.serve.errors import RequestError
+from ttac.serve.limits import HttpSettings
+from ttac.serve.protocol import ServedModel
+from ttac.serve.workers import Workers
+
+MODEL = ServedModel("tiny", SHAPE, 7)
+
+
+def encoded(**options: Any) -> bytes:
+    levels = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(levels).save(file, "JPEG", **options)
+    return file.getvalue()
+
+
+def with_scans(content: bytes, more: int) -> bytes:
+    """Repeat the last scan of a progressive file."""
+    last, end = content.rfind(b"\xff\xda"), content.rfind(b"\xff\xd9")
+    return content[:end] + content[last:end] * more + content[end:]
+
+
+def test_scans_are_counted_as_the_decoder_meets_them() -> None:
+    plain, progressive = encoded(), encoded(progressive=True)
+    assert jpeg.count_scans(plain, 100) == 1
+    # The script of libjpeg for three colours has ten scans.
+    assert jpeg.count_scans(progressive, 100) == 10
+    assert jpeg.count_scans(with_scans(progressive, 23), 100) == 33
+    # Markers in a comment or a profile, restarts, fill bytes and what follows the end are no scans.
+    profile = b"\xff\xda\0\2" * 500
+    assert jpeg.count_scans(encoded(icc_profile=profile, comment=profile), 100) == 1
+    assert jpeg.count_scans(encoded(restart_marker_blocks=1), 100) == 1
+    assert jpeg.count_scans(plain + with_scans(progressive, 50), 100) == 1
+    filled = plain.replace(b"\xff\xda", b"\xff\xff\xff\xda", 1)
+    assert jpeg.count_scans(filled, 100) == 1
+    assert jpeg.count_scans(b"\xff\xd8\xff\xe0\xff", 100) == 0
+
+
+def test_files_of_many_scans_or_segments_are_refused_before_they_are_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    progressive = encoded(progressive=True)
+    most = with_scans(progressive, decode.MOST_SCANS - 10)
+    assert decode.decode_image(most, MODEL, 2**20).shape == (1, *SHAPE)
+    monkeypatch.setattr(decode, "opened_image", lambda *_: pytest.fail("it was opened"))
+    with pytest.raises(RequestError, match=f"{decode.MOST_SCANS + 1} scans, more than {decode.MOST_SCANS}") as refusal:
+        decode.decode_image(with_scans(progressive, decode.MOST_SCANS - 9), MODEL, 2**20)
+    assert refusal.value.status == 400
+    comments = progressive[:2] + b"\xff\xfe\0\2" * 1100 + progressive[2:]
+    with pytest.raises(RequestError, match="more than 1024 segments"):
+        decode.decode_image(comments, MODEL, 2**20)
+
+
+def test_json_has_a_limit_of_its_own() -> None:
+    images = pixels(4)
+    body = json_body(images)
+    raw, headers = binary_body(images)
+    with serving(HttpSettings(max_json=len(body) - 1, max_body=2**20)) as (service, client):
+        refused = client.post(INFER, content=body)
+        assert refused.status_code == 413
+        assert "binary extension" in refused.json()["error"]
+        assert client.post(INFER, content=raw + bytes(len(body)), headers=headers).status_code == 400
+        assert client.post(INFER, content=raw, headers=headers).status_code == 200
+    assert len(service.taken) == 1
+    with serving(HttpSettings(max_json=len(body))) as (_, client):
+        assert client.post(INFER, content=body).status_code == 200
+
+
+class Gated:
+    """Work that lasts until it is let go."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.begun = 0
+
+    def __call__(self, *_: Any) -> Any:
+        self.begun += 1
+        assert self.gate.wait(10)
+        return None
+
+
+def test_a_thread_is_free_when_its_work_ends_and_not_when_it_is_given_up() -> None:
+    async def main() -> None:
+        workers, long = Workers(1, 2), Gated()
+        first = workers.submit(long)
+        given_up, last = workers.submit(long), workers.submit(lambda: "done")
+        with pytest.raises(BusyError):
+            workers.submit(long)
+        first.cancel()
+        given_up.cancel()
+        await asyncio.sleep(0.05)
+        assert long.begun == 1
+        another = workers.submit(lambda: 1 // 0)  # in the place of what was given up
+        assert not last.done()
+        long.gate.set()
+        assert await last == "done"
+        with pytest.raises(ZeroDivisionError):
+            await another
+        assert long.begun == 1
+
+    asyncio.run(main())
+
+
+def test_files_that_take_long_are_given_up_and_keep_nothing_else_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Gated()
+    monkeypatch.setattr(inference, "decode_image", long)
+    monkeypatch.setattr(inference, "MOST_UNREAD", 2)
+    monkeypatch.setattr(inference, "INLINE_JSON", 0)
+    service = FakeService()
+    app = build_app(service, HttpSettings(answer_seconds=0.4))
+    images = pixels()
+
+    async def main() -> None:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=LOCAL) as client:
+            files = [asyncio.ensure_future(client.post("/predict", content=b"x")) for _ in range(5)]
+            await asyncio.sleep(0.1)
+            tensor = await client.post(INFER, content=json_body(images))
+            assert tensor.json()["outputs"][1]["data"] == expected(images)[1].tolist()
+            answers = await asyncio.gather(*files)
+            assert sorted(answer.status_code for answer in answers) == [429, 503, 503, 503, 503]
+            assert all(answer.headers["retry-after"] == "1" for answer in answers)
+            long.gate.set()
+
+    asyncio.run(main())
+    service.batcher.close()
+    assert long.begun == inference.FILE_THREADS
+    assert len(service.taken) == 1
+
+
+def test_a_file_is_given_up_when_its_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = Gated()
+    monkeypatch.setattr(inference, "decode_image", long)
+    service = FakeService()
+    with listening(build_app(service, HttpSettings())) as port:
+        with pytest.raises(httpx.TimeoutException):
+            httpx.post(f"http://127.0.0.1:{port}/predict", content=b"x", timeout=0.2)
+        time.sleep(0.2)
+        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+        assert 'ttac_requests_total{route="/predict",status="499"} 1.0' in metrics
+        long.gate.set()
+    service.batcher.close()
