@@ -89,10 +89,17 @@ def serving(**content: bytes) -> Iterator[Web]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     web = Web(f"http://127.0.0.1:{server.server_address[1]}")
     web.files |= {name.replace("__", "."): body for name, body in content.items()}
+    with answering(server):
+        yield web
+
+
+@contextmanager
+def answering(server: ThreadingHTTPServer) -> Iterator[None]:
+    """Let a server answer in a thread until the block ends."""
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        yield web
+        yield
     finally:
         server.shutdown()
         thread.join()

@@ -149,18 +149,23 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
 
 def _settings(measurement: Measurement, choice: MethodChoice, stream: Stream) -> dict[str, Any]:
     """Name all that the record depends on."""
-    described = stream.describe()
-    names = choice.model.description.classes
     return plain_settings(
         {
             **choice.settings(),
             **choice.model.classifier.speed.settings(),
             "protocol": measurement.protocol,
             "epochs": measurement.epochs,
-            **described["scenario"],
-            "domains": list(stream.domains),
-            "data": text_hash([domain["data"] for domain in described["domains"]]),
-            # The labels of a named data set are put into the order of these.
-            "classes": None if names is None else text_hash([ascii(name) for name in names]),
+            **stream_settings(stream, choice.model.description.classes),
         }
     )
+
+
+def stream_settings(stream: Stream, classes: tuple[str, ...] | None) -> dict[str, Any]:
+    """Name the stream, and the classes in whose order the labels of a named data set are put."""
+    described = stream.describe()
+    return {
+        **described["scenario"],
+        "domains": list(stream.domains),
+        "data": text_hash([domain["data"] for domain in described["domains"]]),
+        "classes": None if classes is None else text_hash([ascii(name) for name in classes]),
+    }

@@ -17,7 +17,9 @@ from ttac.cli.data import check_command, check_parser, fetch_command, fetch_pars
 from ttac.cli.demo import demo_command, demo_parser
 from ttac.cli.evaluate import evaluate_command, evaluate_parser
 from ttac.cli.methods import methods_command, methods_parser
+from ttac.cli.replay import replay_command, replay_parser
 from ttac.cli.report import report_command, report_parser
+from ttac.cli.serve import serve_command, serve_parser
 from ttac.cli.stats import collect_command, collect_parser, infer_command, infer_parser
 from ttac.cli.train import train_command, train_parser
 
@@ -49,7 +51,9 @@ def build_parser() -> ArgumentParser:
     commands.add_subcommand("train", train_parser(), help="train a source model into a bundle")
     commands.add_subcommand("adapt", adapt_parser(), help="adapt a model to a folder of images")
     commands.add_subcommand("evaluate", evaluate_parser(), help="measure a method on a stream of labelled images")
+    commands.add_subcommand("replay", replay_parser(), help="send labelled images to a server and measure its error")
     commands.add_subcommand("bench", bench_parser(), help="run an experiment: every method on every target")
+    commands.add_subcommand("serve", serve_parser(), help="serve a model that adapts behind the scenes")
     stats = new_parser("Make the statistics of a source model that methods anchor to.")
     commands.add_subcommand("stats", stats, help="make source statistics")
     actions = stats.add_subcommands(dest="action")
@@ -73,7 +77,9 @@ COMMANDS: dict[str, Callable[[Namespace], int]] = {
     "train": train_command,
     "adapt": adapt_command,
     "evaluate": evaluate_command,
+    "replay": replay_command,
     "bench": bench_command,
+    "serve": serve_command,
     "stats collect": collect_command,
     "stats infer": infer_command,
     "data list": list_command,

@@ -1,0 +1,52 @@
+"""The process that answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import torch
+import uvicorn
+
+from ttac.serve.app import build_app
+from ttac.serve.connections import allowed_connections, bounded
+from ttac.serve.limits import HttpSettings
+from ttac.serve.logs import write_logs
+from ttac.serve.server import Server
+from ttac.serve.service import PredictorService
+
+LOOPBACK = ("127.", "::1", "localhost")
+
+
+def run_predictor(server: Server, failures: int) -> int:
+    """Answer requests until a signal ends it; what was accepted is finished."""
+    job = server.job
+    write_logs("predictor")
+    torch.set_num_threads(job.threads_predict)
+    service = PredictorService(server, job.load(job.device_predict))
+    settings = HttpSettings(
+        token=job.token,
+        admin_token=server.admin_token,
+        hosts=job.hosts if job.hosts or job.host.startswith(LOOPBACK) else None,  # None: any
+        max_body=job.max_body,
+        max_pixels=job.max_pixels,
+        body_seconds=job.timeout,
+        answer_seconds=job.timeout,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_app: object) -> AsyncIterator[None]:
+        async with service.running():
+            yield
+
+    config = uvicorn.Config(
+        build_app(service, settings, lifespan),
+        log_config=None,
+        access_log=job.log_requests,
+        http=bounded(job.timeout, allowed_connections()),
+        timeout_graceful_shutdown=round(job.timeout) + 1,
+        server_header=False,
+        ws="none",
+    )
+    uvicorn.Server(config).run(sockets=[server.listening])
+    return 0
