@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,15 @@ from report_helpers import made_up, place, write_failure, write_results
 
 pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib: pip install 'ttac[report]'")
 pytest.importorskip("jinja2", reason="the page is rendered by jinja2: pip install 'ttac[report]'")
-pytest.importorskip("selenium", reason="the browser is driven by selenium: pip install 'ttac[test]'")
 
-from selenium import webdriver
-from selenium.common.exceptions import WebDriverException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.keys import Keys
 
+from browser import chromium, colours, resize
 from ttac.cli import main
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
 MINUS = chr(0x2212)
 ERRORS = {"BN": 9.5, "TENT": 100.0, "SHOT": 23.25, "TTAC++": 22.0}
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update",
-    "--disable-sync", "--no-first-run", "--disable-dev-shm-usage",
-)  # fmt: skip
 
 
 def results(root: Path) -> None:
@@ -61,20 +53,8 @@ def results(root: Path) -> None:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    programs = [shutil.which(name) for name in ("chromium", "chromedriver")]
-    if None in programs:
-        pytest.skip("chromium and chromedriver are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = str(programs[0])
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    try:
-        driver = webdriver.Chrome(options=options, service=Service(str(programs[1])))
-    except WebDriverException as error:
-        pytest.skip(f"the browser does not start: {error.msg}")
-    yield driver
-    driver.quit()
+    with chromium(tmp_path_factory.mktemp("browser")) as driver:
+        yield driver
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +74,6 @@ def page(browser: Any, address: str) -> Iterator[Any]:
     browser.get(address)
     yield browser
     assert browser.get_log("browser") == []
-
-
-def resize(browser: Any, width: int) -> None:
-    browser.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": width, "height": 844, "deviceScaleFactor": 1, "mobile": width < 600},
-    )
-
-
-def colours(browser: Any, scheme: str) -> None:
-    wishes = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
-    features = [{"name": name, "value": value} for name, value in wishes.items()]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 
 
 def column(page: Any, index: int) -> list[str]:
