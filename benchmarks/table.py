@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from jsonargparse import auto_cli
@@ -29,10 +30,10 @@ def show(rows: list[Row]) -> None:
     Console(width=160).print(table)
 
 
-def write(rows: list[Row], out: Path) -> None:
-    """Write rows with what produced them."""
+def write(rows: list[Row], out: Path, **details: Any) -> None:
+    """Write rows with what produced them, and details that they sum up."""
     found = [{**asdict(row), "met": row.met} for row in rows]
-    write_json(out, {"rows": found, "threads": torch.get_num_threads(), "environment": environment()})
+    write_json(out, {"rows": found, **details, "threads": torch.get_num_threads(), "environment": environment()})
 
 
 def run(*measures: Measure) -> None:

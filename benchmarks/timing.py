@@ -17,7 +17,8 @@ class Row:
 
     name: str
     value: float
-    unit: Literal["x", "%", "s", "MiB", "cosine", "relative"]  # x: a ratio of times in one run
+    # x: a ratio of times in one run
+    unit: Literal["x", "%", "s", "ms", "/s", "MiB", "cosine", "relative", "requests", "restarts", "versions"]
     bound: Bound | None = None
     note: str = ""
 
