@@ -221,6 +221,7 @@ def test_without_a_token_nobody_may_change_the_server() -> None:
 def test_names_under_which_the_server_is_asked(host: str, hosts: tuple[str, ...] | None, status: int) -> None:
     with serving(HttpSettings(hosts=hosts)) as (_, client):
         assert client.get("/v2", headers={"Host": host}).status_code == status
+        assert client.get("/v2/health/ready", headers={"Host": host}).status_code == 200, "probes ask by any address"
 
 
 @pytest.mark.parametrize(

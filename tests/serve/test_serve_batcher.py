@@ -206,6 +206,16 @@ def test_an_error_reaches_only_its_pass_and_the_thread_lives_on() -> None:
     assert run(body)[1].seen() == [2]
 
 
+def test_images_that_do_not_fit_together_end_their_pass_alone() -> None:
+    async def body(batcher: Batcher, _: Model) -> None:
+        together = [batcher.submit(images(1)), batcher.submit(torch.zeros(1, 2, 1, 1))]
+        for error in await asyncio.gather(*together, return_exceptions=True):
+            assert isinstance(error, RuntimeError)
+        assert (await batcher.submit(images(3))).version
+
+    run(body, wait=0.05)
+
+
 def test_logits_that_are_not_finite_reach_only_their_request() -> None:
     async def body(batcher: Batcher, model: Model) -> list[Any]:
         requests = [batcher.submit(images(1)), batcher.submit(images(0, 1)), batcher.submit(images(2))]

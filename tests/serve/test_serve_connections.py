@@ -61,6 +61,19 @@ def ask(connection: socket.socket, request: bytes = GET + b"\r\n") -> bytes:
     return connection.recv(2**16)
 
 
+def test_an_upgrade_is_passed_over_unless_a_body_would_be_lost_by_it() -> None:
+    body = json_body(pixels())
+    upgrade = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+    with server() as port:
+        with connected(port) as connection:
+            assert status(ask(connection, GET + upgrade + b"\r\n")) == 200
+        with connected(port) as connection:
+            head = f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n".encode()
+            answer = ask(connection, head + upgrade + b"\r\n" + body)
+            assert status(answer) == 400
+            assert error(answer) == "upgrades to other protocols are not offered: send it as plain HTTP/1.1"
+
+
 def seconds_until_closed(connection: socket.socket, part: bytes, pause: float) -> float:
     """Send the same again and again until the server closes, and give how long that took."""
     started = time.monotonic()

@@ -18,7 +18,7 @@ from ttac.serve import decode, inference, jpeg
 from ttac.serve.app import build_app
 from ttac.serve.batcher import BusyError
 from ttac.serve.errors import RequestError
-from ttac.serve.limits import HttpSettings
+from ttac.serve.limits import BodyReader, HttpSettings
 from ttac.serve.protocol import ServedModel
 from ttac.serve.workers import Workers
 
@@ -65,6 +65,67 @@ def test_files_of_many_scans_or_segments_are_refused_before_they_are_decoded(mon
     comments = progressive[:2] + b"\xff\xfe\0\2" * 1100 + progressive[2:]
     with pytest.raises(RequestError, match="more than 1024 segments"):
         decode.decode_image(comments, MODEL, 2**20)
+
+
+def test_scans_behind_a_reserved_marker_are_not_hidden() -> None:
+    progressive = encoded(progressive=True)
+    last, end = progressive.rfind(b"\xff\xda"), progressive.rfind(b"\xff\xd9")
+    hidden = progressive[:end] + b"\xff\x02\xff\xff" + progressive[last:end] * 100 + progressive[end:]
+    with pytest.raises(RequestError, match="a reserved marker") as refusal:
+        decode.decode_image(hidden, MODEL, 2**20)
+    assert refusal.value.status == 400
+
+
+@pytest.mark.parametrize("kind", ["TIFF", "PPM", "GIF"])
+def test_formats_whose_headers_do_not_bound_them_are_refused(kind: str) -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, kind)
+    with pytest.raises(RequestError, match="not an image of PNG, JPEG, BMP, WEBP"):
+        decode.decode_image(file.getvalue(), MODEL, 2**20)
+
+
+def test_a_strip_is_not_blown_up_beyond_the_limit() -> None:
+    file = io.BytesIO()
+    Image.new("RGB", (5000, 1)).save(file, "PNG")
+    with pytest.raises(RequestError, match="too elongated"):
+        decode.decode_image(file.getvalue(), MODEL, 10_000)
+
+
+def test_files_are_no_images_of_other_channels() -> None:
+    with pytest.raises(RequestError, match=r"the model takes 4: send a tensor") as refusal:
+        decode.decode_image(encoded(), ServedModel("tiny", (4, 4, 4), 7), 2**20)
+    assert refusal.value.status == 400
+
+
+class Watched(bytes):
+    """A body that tells when it is gone."""
+
+    gone = threading.Event()
+
+    def __del__(self) -> None:
+        self.gone.set()
+
+
+@pytest.mark.parametrize("path", [INFER, "/predict"])
+def test_a_body_is_gone_while_its_answer_is_made(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = BodyReader.read
+
+    async def watched(*arguments: Any) -> bytes:
+        return Watched(await read(*arguments))
+
+    monkeypatch.setattr(BodyReader, "read", watched)
+    with serving() as (service, client):
+        gone: list[bool] = []
+        answer, Watched.gone = service.batcher._predict, threading.Event()
+
+        def predict(images: Any) -> Any:
+            gone.append(Watched.gone.wait(5))
+            return answer(images)
+
+        service.batcher._predict = predict
+        content = encoded() if path == "/predict" else json_body(pixels())
+        assert client.post(path, content=content).status_code == 200
+    assert gone == [True]
 
 
 def test_json_has_a_limit_of_its_own() -> None:

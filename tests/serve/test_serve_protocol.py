@@ -75,6 +75,17 @@ def test_which_outputs_are_wanted_and_how() -> None:
     assert parsed(json_body(pixels(), id="seven")).id == "seven"
 
 
+def test_what_is_null_is_left_out() -> None:
+    images = pixels(2)
+    plain = parsed(json_body(images))
+    empty = json.dumps(
+        {"id": None, "parameters": None, "inputs": [tensor(images) | {"parameters": None}], "outputs": None}
+    ).encode()
+    found = parsed(empty)
+    assert torch.equal(found.images, plain.images)
+    assert (found.id, found.outputs) == (plain.id, plain.outputs)
+
+
 def test_answers_in_json_and_in_binary_hold_the_same_numbers() -> None:
     logits = torch.randn(2, len(CLASSES), generator=torch.Generator().manual_seed(3)) * 30
     prediction = Prediction.of(logits)

@@ -103,18 +103,19 @@ def image_size(folder: Path, files: Sequence[str]) -> tuple[int, int]:
     raise ValueError(f"none of {len(files)} images can be read; {name}: {reason}")
 
 
-def opened_image(source: Path | IO[bytes], max_pixels: int | None = None) -> Image.Image:
+def opened_image(
+    source: Path | IO[bytes], max_pixels: int = MAX_PIXELS, formats: tuple[str, ...] = FORMATS
+) -> Image.Image:
     """Open an image, from a file or from its bytes, and read its header alone."""
-    most = MAX_PIXELS if max_pixels is None else max_pixels
     try:
-        image = Image.open(source, formats=FORMATS)
+        image = Image.open(source, formats=formats)
     except UnidentifiedImageError as error:
-        raise UnreadableImageError(f"not an image of {', '.join(FORMATS)}") from error
+        raise UnreadableImageError(f"not an image of {', '.join(formats)}") from error
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
-    if image.width * image.height > most:
+    if image.width * image.height > max_pixels:
         image.close()
-        raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {most}")
+        raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {max_pixels}")
     return image
 
 
@@ -124,12 +125,18 @@ def read_image(path: Path, size: tuple[int, int] | None, channels: int, crop_pct
         return image_pixels(image, size, channels, crop_pct)
 
 
-def image_pixels(image: Image.Image, size: tuple[int, int] | None, channels: int, crop_pct: float = 1.0) -> Tensor:
-    """Decode an opened image as `read_image` does."""
+def image_pixels(
+    image: Image.Image,
+    size: tuple[int, int] | None,
+    channels: int,
+    crop_pct: float = 1.0,
+    max_pixels: int = MAX_PIXELS,
+) -> Tensor:
+    """Decode an opened image as `read_image` does, with at most `max_pixels` on the way."""
     try:
         image = _eight_bit(image).convert("L" if channels == 1 else "RGB")
         if size is not None:
-            image = _resized(image, size, crop_pct)
+            image = _resized(image, size, crop_pct, max_pixels)
     except Exception as error:  # decoders raise all kinds of errors on damaged files
         raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
     pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
@@ -190,13 +197,13 @@ def _eight_bit(image: Image.Image) -> Image.Image:
         pixels = np.asarray(image)
         if pixels.min() < 0 or pixels.max() > 65535:
             raise ValueError("pixels are not in 0..65535")
-        return Image.fromarray((pixels / 257).round().astype(np.uint8))
+        return Image.fromarray(((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8))  # 65535 is 255 * 257
     if image.mode == "F":
         raise ValueError("the range of floating-point pixels is not known")
     return image
 
 
-def _resized(image: Image.Image, size: tuple[int, int], crop_pct: float) -> Image.Image:
+def _resized(image: Image.Image, size: tuple[int, int], crop_pct: float, max_pixels: int) -> Image.Image:
     """Resize to cover `size / crop_pct`, and crop: the evaluation transform of timm and torchvision."""
     height, width = size
     over_height, over_width = math.floor(height / crop_pct), math.floor(width / crop_pct)
@@ -204,7 +211,7 @@ def _resized(image: Image.Image, size: tuple[int, int], crop_pct: float) -> Imag
         new = over_height, max(int(over_height * image.width / image.height), width)
     else:
         new = max(int(over_width * image.height / image.width), height), over_width
-    if new[0] * new[1] > MAX_PIXELS:
+    if new[0] * new[1] > max_pixels:
         raise ValueError(f"{image.width} x {image.height} pixels are too elongated")
     if new != (image.height, image.width):
         image = image.resize((new[1], new[0]), Image.Resampling.BICUBIC)

@@ -215,15 +215,16 @@ class Batcher:
 
     def _outcomes(self, batch: Sequence[_Request]) -> list[Outcome]:
         """Give each request its rows, or the error that its pass ended with."""
-        images = batch[0].images if len(batch) == 1 else torch.cat([request.images for request in batch])
-        self.passes[len(images)] += 1
+        count = sum(len(request.images) for request in batch)
+        self.passes[count] += 1
         try:
+            images = batch[0].images if len(batch) == 1 else torch.cat([request.images for request in batch])
             answer = self._predict(images)
             logits = answer.logits.detach().float().cpu()
-            if len(logits) != len(images):
-                raise RuntimeError(f"the model gave {len(logits)} rows for {len(images)} images")
+            if len(logits) != count:
+                raise RuntimeError(f"the model gave {len(logits)} rows for {count} images")
         except Exception as error:
-            logger.exception("a pass of %d images failed", len(images))
+            logger.exception("a pass of %d images failed", count)
             return [error] * len(batch)
         finite = bool(logits.isfinite().all())
         rows = logits.split([len(request.images) for request in batch])

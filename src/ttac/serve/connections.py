@@ -18,6 +18,7 @@ MOST_CONNECTIONS = 1024
 OTHER_FILES = 100  # that the process has open, or may have
 # So many over the limit are told to come again; the rest are closed without a word, as a silent one is told nothing.
 TOLD = 32
+BODY_HEADERS = (b"content-length", b"transfer-encoding")
 
 
 def allowed_connections() -> int:
@@ -49,6 +50,7 @@ class Connection(HttpToolsProtocol):
         self._moved = False  # whether what came last brought the parser to a body or to the end of a header
         self._unparsed = 0  # bytes since then
         self._refusal = 400
+        self._message = ""  # in place of the parser's own
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a header."""
@@ -84,6 +86,9 @@ class Connection(HttpToolsProtocol):
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER:
             self._refusal = 431
             raise ValueError("the header is too large")  # ends the parser, which ends in send_400_response
+        if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
+            self._message = "upgrades to other protocols are not offered: send it as plain HTTP/1.1"
+            raise ValueError(self._message)  # the parser would take the body for the other protocol, and lose it
         full = max(len(self.connections), len(self.tasks)) > self.most_connections
         self.app = _come_again if full else self._served
         super().on_headers_complete()
@@ -121,7 +126,7 @@ class Connection(HttpToolsProtocol):
         """Refuse what is no request, in the form of all errors."""
         if self._refusal == 431:
             msg = f"the header is larger than {MOST_HEADER} bytes"
-        content = json.dumps({"error": msg}).encode()
+        content = json.dumps({"error": self._message or msg}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(content)
         self.transport.write(STATUS_LINE[self._refusal] + head + content)
         self.transport.close()

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Whatever a form holds is the client's affair, who is told.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
+# No TIFF and no PPM: tiles and frames of the one, and comments of the other, ask for more than their headers tell.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 FIELD = b"file"
 FORM = b"multipart/form-data"
 # A progressive JPEG goes over all of its pixels once a scan, and a scan of nothing new takes but some bytes: a small
@@ -36,13 +38,15 @@ def decode_image(content: bytes, model: ServedModel, max_pixels: int) -> Tensor:
     if not content:
         raise RequestError(400, "the body is empty: send an image file")
     channels, *size = model.shape
+    if channels not in (1, 3):
+        raise RequestError(400, f"image files have 1 or 3 channels, and the model takes {channels}: send a tensor")
     try:
         _check_scans(content)
-        with opened_image(BytesIO(content), max_pixels) as image:
+        with opened_image(BytesIO(content), max_pixels, FORMATS) as image:
             # Cameras write several pictures into one JPEG file, a large one and its previews, as MPO.
             if image.format != "MPO" and _frames(image) != 1:
                 raise UnreadableImageError("it has several frames; send one of them")
-            return image_pixels(image, (size[0], size[1]), channels, model.crop_pct)[None]
+            return image_pixels(image, (size[0], size[1]), channels, model.crop_pct, max_pixels)[None]
     except UnreadableImageError as error:
         raise RequestError(400, f"the image cannot be used: {error}") from error
 

@@ -63,15 +63,7 @@ class Inference:
 
     async def infer(self, request: Request, version: int | None = None) -> Response:
         """Answer a request of the protocol, with weights of `version` alone where that is given."""
-        headers = dict(request.scope["headers"])
-        body = await self._bodies.read(request.receive, headers)
-        started = time.perf_counter()
-        try:
-            self._check_room()
-            split = json_length(headers.get(LENGTH_KEY), len(body))
-            wanted = await self._parsed(request, body, split, started)
-        finally:
-            self._bodies.release(len(body))
+        wanted, started = await self._read_tensors(request)
         prediction, answered_by = await self._answered(request, wanted.images, started, version)
         content, split_answer = format_answer(wanted, prediction, self.model, answered_by)
         if split_answer is None:
@@ -80,6 +72,24 @@ class Inference:
 
     async def predict(self, request: Request) -> Response:
         """Answer a request with an image file."""
+        images, started = await self._read_file(request)
+        prediction, version = await self._answered(request, images, started)
+        return json_response(_best(prediction, self.model, version))
+
+    # Both give the time from which on the answer counts; their bodies are gone when they return.
+
+    async def _read_tensors(self, request: Request) -> tuple[InferRequest, float]:
+        headers = dict(request.scope["headers"])
+        body = await self._bodies.read(request.receive, headers)
+        started = time.perf_counter()
+        try:
+            self._check_room()
+            split = json_length(headers.get(LENGTH_KEY), len(body))
+            return await self._parsed(request, body, split, started), started
+        finally:
+            self._bodies.release(len(body))
+
+    async def _read_file(self, request: Request) -> tuple[Tensor, float]:
         headers = dict(request.scope["headers"])
         body = await self._bodies.read(request.receive, headers)
         started = time.perf_counter()
@@ -90,11 +100,9 @@ class Inference:
 
         try:
             self._check_room()
-            images = await self._worked(self._files, decode, request, started)
+            return await self._worked(self._files, decode, request, started), started
         finally:
             self._bodies.release(len(body))
-        prediction, version = await self._answered(request, images, started)
-        return json_response(_best(prediction, self.model, version))
 
     async def _parsed(self, request: Request, body: bytes, split: int, started: float) -> InferRequest:
         if split > self._settings.max_json:

@@ -16,7 +16,8 @@ from starlette.types import Receive
 from ttac.serve.errors import RequestError, client_gone, come_again
 
 # Paths that need no token: probes of whatever runs the server, and the page, which has a field for the token.
-OPEN_PATHS = frozenset(("/", "/v2/health/live", "/v2/health/ready"))
+PROBES = frozenset(("/v2/health/live", "/v2/health/ready"))  # asked by an address that nobody knows before
+OPEN_PATHS = PROBES | {"/"}
 ADMIN = "/admin/"
 # Bodies held at a time, in units of the largest one; more requests are asked to come again.
 HELD_BODIES = 4
@@ -34,7 +35,7 @@ class HttpSettings:
     `token` guards everything but health and the page, `admin_token` the calls that change something; it opens the rest
     too. Without an `admin_token` nobody may make them. `hosts` are the names under which the server may be asked beside
     those of this machine, None for any: a page of a foreign name that resolves to this machine must not reach it.
-    `max_json` is small beside `max_body`, as nobody else is answered while JSON is read.
+    `max_json` is small beside `max_body`, as nobody else is answered while JSON is read; it must hold an image.
     """
 
     token: str | None = None
@@ -60,7 +61,7 @@ class HttpSettings:
 def check_access(path: str, headers: Headers, settings: HttpSettings) -> None:
     """Raise a RequestError where a request comes from the wrong place or without the right token."""
     host = headers.get(b"host")
-    if host is not None:
+    if host is not None and path not in PROBES:
         _check_host(host, settings)
     origin = headers.get(b"origin")
     if origin is not None and not _same_place(origin, host):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -15,6 +16,8 @@ from ttac.serve.logs import write_logs
 from ttac.serve.server import Server
 from ttac.serve.service import PredictorService
 
+LEAST_JSON = 2**20  # bytes; more only where an image needs it
+DIGITS = 24  # bytes of a number in JSON, with what stands between two
 LOOPBACK = ("127.", "::1", "localhost")
 
 
@@ -23,12 +26,15 @@ def run_predictor(server: Server, failures: int) -> int:
     job = server.job
     write_logs("predictor")
     torch.set_num_threads(job.threads_predict)
-    service = PredictorService(server, job.load(job.device_predict))
+    loaded = job.load(job.device_predict)
+    server.facts.check(loaded.classifier)
+    service = PredictorService(server, loaded)
     settings = HttpSettings(
         token=job.token,
         admin_token=server.admin_token,
         hosts=job.hosts if job.hosts or job.host.startswith(LOOPBACK) else None,  # None: any
         max_body=job.max_body,
+        max_json=max(LEAST_JSON, DIGITS * math.prod(server.facts.shape)),
         max_pixels=job.max_pixels,
         body_seconds=job.timeout,
         answer_seconds=job.timeout,

@@ -194,7 +194,9 @@ def _wrong(message: str) -> RequestError:
 
 
 def _parameters(holder: Mapping[str, Any], what: str) -> dict[str, Any]:
-    parameters = holder.get("parameters", {})
+    parameters = holder.get("parameters")
+    if parameters is None:  # some clients write what they leave out
+        return {}
     if not isinstance(parameters, dict):
         raise _wrong(f"parameters of {what} must be an object")
     if "shared_memory_region" in parameters:
@@ -210,7 +212,9 @@ def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def _objects(request: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    values = request.get(name, [])
+    values = request.get(name)
+    if values is None:
+        return []
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
         raise _wrong(f"{name} must be a list of objects")
     return values
