@@ -294,7 +294,10 @@ def test_on_a_full_disk_it_learns_on_and_publishes_when_there_is_room(
         assert service.serve() == served
         assert not service.ask(learner, "snapshot")["ok"]
         reply = service.ask(learner, "reset")
-        assert (reply["ok"], reply["version"]) == (True, 1), "the source model is served already"
+        assert (reply["ok"], reply["version"]) == (False, 1), "the source model is served already, and not saved"
+        assert "could not be saved, and a restart would undo it" in reply["message"]
+        assert not service.ask(learner, "pause")["ok"]
+        assert service.ask(learner, "resume")["message"].startswith("done, but it could not be saved")
     assert not list(tmp_path.rglob("*.part"))
     assert learner.tally.samples == 2 * WINDOW
     faults = service.events("fault")
@@ -319,6 +322,28 @@ def test_a_server_that_begins_on_a_full_disk_begins(tmp_path: Path, monkeypatch:
     learner.turn()
     version, content = service.serve()
     assert content == service.weights_of(learner.adapter) == service.packed(version)
+
+
+def test_getting_on_is_what_learners_do_and_not_what_is_written_over(tmp_path: Path) -> None:
+    service = Service(tmp_path, buffer=2 * WINDOW)
+    learner = service.started(chunk=WINDOW)
+
+    def progress() -> int:
+        return int(service.channels.progress.sum())
+
+    service.push(windows(4))  # two of them are written over
+    assert progress() == 0
+    learner.turn()
+    first = progress()
+    assert first > 0
+    successor = service.started(chunk=WINDOW)  # goes back to the snapshot, with the samples that are left
+    successor.turn()
+    assert progress() == first, "it has learned nothing that was not learned before"
+    successor.turn()
+    assert progress() > first
+    before = progress()
+    assert not successor.turn()
+    assert progress() == before + 1, "all is learned"
 
 
 # Kills of processes

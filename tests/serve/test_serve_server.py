@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ import torch
 from server_process import CLASSES, SHAPE, ServerProcess, save_tiny_model
 
 from ttac.classifier import Classifier
+from ttac.serve.adapter import GIVE_WAY
 from ttac.serve.client import InferenceClient
 from ttac.serve.state_folder import StateFolder
 
@@ -37,7 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     # All versions are kept, so that each answer can be compared with the weights that it names.
-    with ServerProcess(model, tmp_path_factory.mktemp("server") / "state", *LEARNING, "--keep", "100000") as running:
+    arguments = (*LEARNING, "--keep", "100000", "--threads-adapt", "2")
+    with ServerProcess(model, tmp_path_factory.mktemp("server") / "state", *arguments) as running:
         yield running
 
 
@@ -173,6 +178,56 @@ def test_the_guard_keeps_what_it_refuses_from_the_model_and_says_so(model: Path,
         assert "guard" in [event["event"] for event in server.get("/events")["events"]]
         with urllib.request.urlopen(server.url + "/metrics", timeout=20) as answer:
             assert "ttac_guard_ok 0.0" in answer.read().decode()
+
+
+def test_all_threads_of_the_adapter_give_way(server: ServerProcess) -> None:
+    learn(server, seed=11)
+    found = []
+    for thread in Path(f"/proc/{server.status()['adapter']['pid']}/task").iterdir():
+        fields = (thread / "stat").read_text().rpartition(")")[2].split()
+        working = int(fields[11]) + int(fields[12]) > 0  # one only waits for the server's end
+        found += [int(fields[16])] if working else []
+    assert len(found) > 1
+    assert set(found) == {GIVE_WAY}
+
+
+def test_who_comes_while_it_ends_is_refused_at_once(model: Path, tmp_path: Path) -> None:
+    with ServerProcess(model, tmp_path / "state", *LEARNING) as server:
+        assert (tmp_path / "state").stat().st_mode & 0o777 == 0o700, "it keeps images of clients"
+        adapter = server.status()["adapter"]["pid"]
+        os.kill(adapter, signal.SIGSTOP)  # an update that takes long
+        try:
+            server.process.send_signal(signal.SIGTERM)
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                try:
+                    socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
+                except ConnectionRefusedError:
+                    break
+                time.sleep(0.05)
+            else:
+                pytest.fail("the port stays open")
+            assert server.process.poll() is None
+        finally:
+            os.kill(adapter, signal.SIGCONT)
+        assert server.process.wait(60) == 0
+
+
+def test_a_model_that_changes_on_disk_does_not_mix_with_what_was_learned(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.safetensors"
+    save_tiny_model(model)
+    with ServerProcess(model, tmp_path / "state", *LEARNING) as server:
+        learn(server, seed=12)
+        before = model.read_bytes()
+        save_tiny_model(model, seed=1)
+        server.kill("adapter")
+        server.wait_until(lambda: "the model's file has changed while it is served" in server.log.read_text())
+        assert not list((tmp_path / "state").glob("*damaged*"))
+        assert server.get("/v2/health/ready") is not None
+        model.write_bytes(before)
+        learn(server, seed=13)
+        events = [event["event"] for event in server.get("/events?count=1000")["events"]]
+        assert "restore" in events
 
 
 def test_a_signal_right_at_the_start_ends_it(model: Path, tmp_path: Path) -> None:

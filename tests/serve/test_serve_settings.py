@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from server_process import save_tiny_model
 
-from ttac.cli.serve import read_token
+from ttac.cli.serve import read_token, usable_cores
 from ttac.serve.prepare import prepare
 from ttac.serve.settings import ServeJob
 from ttac.serve.supervisor import LONGEST_PAUSE, PAUSE, Child, forked
@@ -93,6 +93,21 @@ def test_the_pause_grows_while_nothing_gets_done() -> None:
     assert child.plan_restart() == PAUSE
     for _ in range(30):
         assert child.plan_restart() <= LONGEST_PAUSE
+
+
+def test_a_container_has_as_many_cores_as_it_may_use(tmp_path: Path) -> None:
+    limit = tmp_path / "cpu.max"
+    all_of_them = usable_cores(limit)
+    assert all_of_them >= 1
+    for text, cores in (
+        ("max 100000\n", all_of_them),
+        ("nonsense", all_of_them),
+        ("50000 100000\n", 1),
+        ("150000 100000\n", min(2, all_of_them)),
+        ("99900000 100000\n", all_of_them),
+    ):
+        limit.write_text(text)
+        assert usable_cores(limit) == cores
 
 
 def test_a_fork_ends_with_the_code_that_it_gives() -> None:

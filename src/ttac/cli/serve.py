@@ -139,7 +139,7 @@ def serve_command(chosen: Namespace) -> int:
     def load(device: str) -> LoadedModel:
         return load_chosen_model(Namespace({**chosen, "device": device}))
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     job = ServeJob(
         load,
         state=chosen.state,
@@ -172,6 +172,16 @@ def serve_command(chosen: Namespace) -> int:
         log_requests=chosen.log_requests,
     )
     return run_job(run_serve, job)
+
+
+def usable_cores(limit: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
+    """Count the cores that this process may use; a container may have many and time on a few."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    try:
+        quota, period = map(int, limit.read_text().split())  # microseconds; "max" is no number
+        return max(min(cores, -(-quota // period)), 1)
+    except (OSError, ValueError, ZeroDivisionError):
+        return cores
 
 
 def read_token(file: Path) -> str:

@@ -33,10 +33,13 @@ LONGEST_WAIT = 0.05  # seconds that a step waits for requests
 def run_adapter(server: Server, failures: int) -> int:
     """Learn from the samples that the predictor hands on, until a signal ends it."""
     job = server.job
+    server.listening.close()  # or clients would connect when the predictor has ended, and wait
+    os.nice(GIVE_WAY)  # first: threads have the priority of who starts them
     write_logs("adapter")
     stopping = _noted_signal()
     torch.set_num_threads(job.threads_adapt)
     choice = job.choice(job.device_adapt)
+    server.facts.check(choice.model.classifier)
     adapter = build_adapter(job, choice, Console(quiet=True))
     if usable_device(job.device_adapt).type != "cpu" and _one_device(job):
         adapter.before_step = _wait_for(server.channels)
@@ -49,7 +52,6 @@ def run_adapter(server: Server, failures: int) -> int:
         identity=server.facts.identity,
     )
     guard = _guard(choice.model, adapter, GuardOptions(narrow=job.guard_narrow)) if job.guard else None
-    os.nice(GIVE_WAY)
     folder = StateFolder(job.state)
     Learner(adapter, guard, server.channels, folder, Journal(folder.events), settings).run(stopping)
     return 0

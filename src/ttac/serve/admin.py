@@ -35,7 +35,7 @@ class Admin:
         if learner.paused != paused:
             learner.paused = paused
             learner.journal.note(event, message, version=learner.releases.served)
-            learner.save()
+            self._save()
         return message
 
     def _reset(self, _arguments: Arguments) -> str:
@@ -60,10 +60,16 @@ class Admin:
         return earlier[-1]
 
     def _done(self, message: str) -> str:
-        self._learner.save()
         if self._learner.releases.pending:
+            self._learner.save()
             raise OSError("done, but the weights could not be written and are not served yet; this is tried again")
+        self._save()
         return message
+
+    def _save(self) -> None:
+        problem = self._learner.save()
+        if problem is not None:
+            raise OSError(f"done, but it could not be saved, and a restart would undo it: {problem}")
 
     def _snapshot(self, _arguments: Arguments) -> str:
         problem = self._learner.save()

@@ -72,6 +72,10 @@ class Service(Protocol):
     def history(self) -> History:
         """What has happened lately."""
 
+    @property
+    def version(self) -> int:
+        """The version of the next answer."""
+
     def status(self) -> dict[str, Any]:
         """Give all that is known of the predictor and the adapter."""
 
@@ -178,7 +182,7 @@ def _add_protocol(app: FastAPI, service: Service) -> None:
     @app.get(MODEL, responses=described, openapi_extra=schemas.of_model(model))
     async def metadata(request: Request) -> Response:
         _check_name(request, model)
-        return json_response(model_metadata(model, service.status()["version"]))
+        return json_response(model_metadata(model, service.version))
 
     @app.get(VERSION, responses=described, openapi_extra=schemas.of_version(model))
     async def version_metadata(request: Request) -> Response:
@@ -204,7 +208,7 @@ def _check_name(request: Request, model: ServedModel) -> None:
 def _checked_version(request: Request, service: Service) -> int:
     """Give the version that an address names, which must be the one that is served."""
     _check_name(request, service.description)
-    served: int = service.status()["version"]
+    served = service.version
     if request.path_params["version"] != str(served):
         raise RequestError(404, f"version {served} alone is served: ask for that one, or without a version")
     return served

@@ -29,6 +29,7 @@ class Channels:
     status: Slots
     ring: SampleRing
     busy: NDArray[np.int64]  # one number: images that wait in the predictor
+    progress: NDArray[np.int64]  # of learners, in two numbers that only grow: see `Learner`
     predictor_end: socket.socket  # datagrams, of which neither end ever waits for the other
     adapter_end: socket.socket
     life: str  # tells this memory from that of an earlier server: the ring's positions are of this one alone
@@ -44,6 +45,7 @@ class Channels:
             status=Slots(_memory(Slots.bytes_needed(STATUS_SIZE)), STATUS_SIZE),
             ring=SampleRing(_memory(SampleRing.bytes_needed(shape, buffer)), shape, buffer),
             busy=np.frombuffer(_memory(8), np.int64),
+            progress=np.frombuffer(_memory(16), np.int64),
             predictor_end=predictor_end,
             adapter_end=adapter_end,
             life=secrets.token_hex(8),

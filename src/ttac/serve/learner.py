@@ -60,7 +60,7 @@ class Learner:
         self.adapter, self.guard, self.folder, self.journal, self.settings = adapter, guard, folder, journal, settings
         self.tally = Tally()
         self.paused = settings.paused
-        self._life, self._ring = channels.life, channels.ring
+        self._life, self._ring, self._progress = channels.life, channels.ring, channels.progress
         self._faults = faults = Faults(journal)
         layout = WeightsLayout.of(adapter.classifier.model)
         self._publisher = Publisher(channels.weights, layout, folder, journal, faults, settings.keep)
@@ -148,6 +148,7 @@ class Learner:
                 self.guard.load(before)
             self._keeper.put_aside(error)
             return None
+        self._refused = None if self.guard is None else self.guard.refused
         self.tally.load(saved.tally)
         self._found = saved.tally
         return saved
@@ -181,6 +182,7 @@ class Learner:
     def turn(self) -> bool:
         """Answer commands, learn from a chunk, publish and save if it is time: whether there were samples."""
         self._commands.answer()
+        updates = self.tally.updates
         taken = self._ring.take(0 if self.paused else self.settings.chunk)
         if len(taken):
             self._learn(torch.from_numpy(taken))
@@ -189,7 +191,17 @@ class Learner:
         if self._keeper.is_due and self._moment() != self._saved_at:
             self.save()
         self.tell()
+        self._note_progress(idle=not len(taken), updates=self.tally.updates - updates)
         return len(taken) > 0
+
+    def _note_progress(self, *, idle: bool, updates: int) -> None:
+        """Note how far updates have ever got in the stream, and how often all of it was learned.
+
+        A successor that learns again, and dies of the same samples, gets no further by this.
+        """
+        if updates:
+            self._progress[0] = max(self._progress.item(0), self._ring.position)
+        self._progress[1] += idle
 
     def _learn(self, images: Tensor) -> None:
         """Learn from images `[n, C, H, W]`; those that raise an error are passed over and leave no trace."""

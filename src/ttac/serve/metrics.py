@@ -84,6 +84,7 @@ _GAUGES: tuple[_Source, ...] = (
 _SINCE_START = ("adapter", "since_start")
 _COUNTERS: tuple[_Source, ...] = (
     ("ttac_samples_dropped", "Samples that the adapter never saw", ("adapter", "dropped")),
+    ("ttac_predictor_restarts", "Times that the predictor was started again", ("predictor", "restarts")),
     ("ttac_adapter_restarts", "Times that the adapter was started again", ("adapter", "restarts")),
     # Since its process began: its other counts go back with it to a snapshot, which a counter must not do.
     ("ttac_samples_learned", "Samples that the adapter has seen", (*_SINCE_START, "samples")),

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from ttac.choice import MethodChoice
+from ttac.classifier import Classifier
 from ttac.jobs import plain_settings
 from ttac.methods.base import Adapter
 from ttac.serve.guard import GuardOptions
@@ -27,6 +28,11 @@ class Facts:
     shape: tuple[int, int, int]  # of an image: channels, height, width
     weights_size: int  # bytes
     identity: dict[str, Any]  # settings that a snapshot must match
+
+    def check(self, classifier: Classifier) -> None:
+        """Raise an error where a process that is started again finds another model than the server began with."""
+        if classifier.fingerprint() != self.identity["model"]:
+            raise ValueError("the model's file has changed while it is served: put it back, or start the server anew")
 
 
 def prepare(job: ServeJob) -> Facts:

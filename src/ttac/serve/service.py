@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ttac.serve.app import AdapterAwayError, CommandReply
@@ -58,6 +59,8 @@ class PredictorService:
         self._journal = Journal(self._folder.events)
         self._live = LiveModel(loaded.classifier, channels.weights)
         self._start_from_disk(loaded)
+        if loaded.classifier.speed.compile:
+            self._compile()
         self._begun = time.time()
         self._published = (0, self._begun)  # version, time
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -84,6 +87,11 @@ class PredictorService:
                 continue
             self._live.start_from(content, version)
             return
+
+    def _compile(self) -> None:
+        """Have all code compiled before requests come, which would wait for it; the second size's serves all others."""
+        for count in (2, 3):
+            self._live.predict(torch.zeros(count, *self.description.shape))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -165,6 +173,11 @@ class PredictorService:
             "admin": {"token_needed": True},
         }
 
+    @property
+    def version(self) -> int:
+        """The version of the next answer."""
+        return self._live.version
+
     def events(self, count: int) -> list[dict[str, Any]]:
         """Give the newest events, oldest first."""
         return self._journal.tail(count)
@@ -211,9 +224,9 @@ class PredictorService:
                 raise AdapterAwayError("the adapter does not take commands: too many wait already") from error
             found = await asyncio.wait_for(reply, PATIENCE)
         except asyncio.TimeoutError:
-            if not self._adapter_is_up():
-                raise AdapterAwayError(f"the adapter ended before {name} was done: send it again") from None
             message_text = f"{name} was passed on; an update is under way, and it is done when that ends"
+            if not self._adapter_is_up():  # its successor finds the command, if it did not take it with it
+                message_text = f"{name} was passed on, and the adapter ended: look at /events before you send it again"
             return CommandReply(done=False, ok=True, message=message_text, version=self._live.version)
         finally:
             del self._pending[number]

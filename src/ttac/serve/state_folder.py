@@ -102,10 +102,10 @@ class StateFolder:
             raise ValueError(f"{path} is damaged: {error}") from error
 
     def published(self, version: int) -> float | None:
-        """Tell when a version was written, None where it is not there."""
+        """Tell when a version was written, None where it is not there or cannot be looked at."""
         try:
             return self._path(version).stat().st_mtime
-        except FileNotFoundError:
+        except OSError:
             return None
 
     def set_version_aside(self, version: int) -> None:

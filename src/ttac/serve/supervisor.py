@@ -98,6 +98,7 @@ def run_serve(job: ServeJob, console: Console) -> None:
     """Serve until a signal ends it."""
     if job.state.exists() and not job.state.is_dir():
         raise ValueError(f"--state {job.state} is a file; name a folder")
+    job.state.mkdir(0o700, parents=True, exist_ok=True)  # it keeps images of clients
     with alone_in(job.state), _bound(job) as listening:
         facts = _prepared(job)
         admin_token = job.token or _own_token(job.state)
@@ -118,10 +119,12 @@ def run_serve(job: ServeJob, console: Console) -> None:
 
 class _Supervisor:
     def __init__(self, server: Server, journal: Journal) -> None:
-        ring = server.channels.ring
+        channels = server.channels
+        self._listening = server.listening
         self._journal = journal
-        self._predictor = Child("predictor", partial(run_predictor, server), lambda: ring.pushed)
-        self._adapter = Child("adapter", partial(run_adapter, server), lambda: ring.position)
+        self._predictor = Child("predictor", partial(run_predictor, server), lambda: channels.ring.pushed)
+        # Not by the ring's position: the predictor moves that on too, by writing over what is old.
+        self._adapter = Child("adapter", partial(run_adapter, server), lambda: int(channels.progress.sum()))
         self._restarts = server.restarts
         self._read_end, self._write_end = os.pipe()  # closed by the death of this process, which ends the children too
         self._signals: list[int] = []
@@ -138,6 +141,7 @@ class _Supervisor:
             for number, child in enumerate(children):
                 self._look_after(number, child)
             time.sleep(0.02)
+        self._listening.close()  # who comes now is refused at once, and not when all has ended
         # One after the other, so that what is answered last is handed on still.
         self._end(self._predictor, self._grace + 2)
         self._end(self._adapter, LAST_WORK)
@@ -175,11 +179,17 @@ class _Supervisor:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
-        def watch() -> None:
-            os.read(self._read_end, 1)
-            os.kill(os.getpid(), signal.SIGTERM)
+        _when_closed(self._read_end, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
-        threading.Thread(target=watch, daemon=True).start()
+
+def _when_closed(read_end: int, act: Callable[[], None]) -> None:
+    """Act when the other end of a pipe is closed, as it is by the death of the process that has it."""
+
+    def watch() -> None:
+        os.read(read_end, 1)
+        act()
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def forked(main: Callable[[], int]) -> int:
@@ -210,10 +220,13 @@ def forked(main: Callable[[], int]) -> int:
 
 
 def _prepared(job: ServeJob) -> Facts:
-    """Prepare in a process of its own: this one must not compute."""
+    """Prepare in a process of its own, which ends with this one: this one must not compute."""
     read_end, write_end = os.pipe()
+    parent_read_end, parent_write_end = os.pipe()
 
     def main() -> int:
+        os.close(parent_write_end)
+        _when_closed(parent_read_end, lambda: os._exit(1))
         for signum in SIGNALS:
             signal.signal(signum, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
@@ -229,6 +242,8 @@ def _prepared(job: ServeJob) -> Facts:
     with os.fdopen(read_end, "rb") as pipe:
         text = pipe.read()
     os.waitpid(pid, 0)
+    os.close(parent_read_end)
+    os.close(parent_write_end)
     if not text:
         raise ValueError("the model could not be prepared; what it printed says why")
     answer = json.loads(text)
