@@ -238,6 +238,16 @@ def test_numbers_that_are_not_finite_are_undone_at_once(source: Classifier) -> N
     assert guard.check(huge).reasons == ("its outputs are not finite",)
 
 
+def test_a_candidate_of_few_samples_waits_for_more(source: Classifier) -> None:
+    guard = Guard(source, None)
+    assert guard.check(source).action == "wait"
+    images = pictures(mixed(LEAST))
+    guard.admit(images[1:])
+    assert guard.check(source).action == "wait"
+    guard.admit(images[:1])
+    assert guard.check(source).action == "publish"
+
+
 def test_refusals_in_a_row_end_in_a_reset(source: Classifier) -> None:
     guard = watching(source, None, rollbacks=2)
     bad = source.copy()

@@ -25,7 +25,7 @@ from ttac.serve.measures import (
 )
 from ttac.source.statistics import SourceStatistics
 
-Action = Literal["publish", "rollback", "reset"]
+Action = Literal["publish", "wait", "rollback", "reset"]
 Measures = dict[str, dict[str, float | None]]
 Distances = dict[str, list[float | None]]
 LEAST = 32  # samples without which nothing is said of a stream or a model
@@ -73,7 +73,7 @@ class GuardOptions:
 class GuardReport:
     """What the guard says of a candidate."""
 
-    action: Action  # rollback: to the last state that was published; reset: to the source model
+    action: Action  # wait: for more samples; rollback: to the last state that was published; reset: to the source model
     reasons: tuple[str, ...]  # why not publish, in words with numbers
     measures: Measures  # by name: adapted, source, limit
     distances: Distances  # adapted, source: [K] from the anchors; empty without statistics
@@ -145,6 +145,8 @@ class Guard:
         """Compare a candidate with the source model on the newest samples that were admitted."""
         reasons, measures, distances = self._judge(candidate)
         if not reasons:
+            if self._outputs is None or len(self._outputs) < LEAST:
+                return GuardReport("wait", (), measures, distances)
             self.refusals = 0
             return GuardReport("publish", (), measures, distances)
         self.refusals += 1

@@ -86,9 +86,13 @@ class Releases:
         if report is None or report.action == "publish":
             self.publish(f"after {self._tally.samples} samples")
             return
+        if report.action == "wait":
+            self.pending = True
+            return
         self._tally.guard_refusals += 1
         self._note_refusal(report)
-        self._forget_measures()
+        # The measures tell what was wrong; the distances are shown as those of what is served.
+        self.report = dataclasses.replace(report, distances={})
         if report.action == "rollback":
             self.undo()
         else:
@@ -97,11 +101,6 @@ class Releases:
     def _note_refusal(self, report: GuardReport) -> None:
         kind, message = NUMBER.sub("", report.reasons[0]), f"not published: {'; '.join(report.reasons)}"
         self._repeated.note(kind, message, "guard", version=self.served, measures=report.measures)
-
-    def _forget_measures(self) -> None:
-        """Keep the reasons of the last report alone: its numbers are of a model that is gone."""
-        if self.report is not None:
-            self.report = dataclasses.replace(self.report, measures={}, distances={})
 
     def _judged(self) -> GuardReport | None:
         try:
@@ -152,7 +151,7 @@ class Releases:
 
     def reset(self, message: str) -> None:
         """Let the adapter go back to the source model as the administrator wants it, and publish it."""
-        self._repeated = Faults(self._journal)
+        self._repeated, self.report = Faults(self._journal), None
         self._start_over(message)
 
     def _start_over(self, message: str) -> None:
@@ -165,12 +164,12 @@ class Releases:
     def _go_on_from_here(self) -> None:
         """Let what comes be undone to this state, also where it cannot be written: not to what was left for it."""
         self._good, self._unserved = self._adapter.state_dict(), True
-        self._forget_measures()
 
     def go_back_to(self, version: int) -> None:
         """Go on from a version with a memory that is new, and publish its weights as a new version."""
         weights = self._folder.load_version(version)
         self._adapter.restart_from(weights)
+        self.report = None
         self._tally.rollbacks += 1
         self._journal.note("rollback", f"the administrator went back to version {version}", version=version)
         self._go_on_from_here()
