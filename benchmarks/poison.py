@@ -4,17 +4,18 @@
 
 Every stream is a poison, or healthy images and then a poison, followed by clean images with labels; those of the last
 rows are a legitimate shift, which the guard must not hinder. A chunk is predicted by the served model before it is
-learned from. The errors are those of the last part of a stream: of its first 512 samples, of the rest, and of the
-frozen source model on the same rest. "back after" is the number of samples of that part from which on the served model
-errs at most two points more than the source model.
+learned from; learner, guard and releases are those of the server. The errors are those of the last part of a stream: of
+its first 512 samples, of the rest, and of the frozen source model on the same rest. "back after" is the number of
+samples of that part from which on the served model errs at most two points more than the source model.
 
 The guard "checks" learns from narrow streams too, so that all is left to the comparison with the source model.
 """
 
 from __future__ import annotations
 
-import copy
 import dataclasses
+import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -27,19 +28,28 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from ttac import Classifier, SourceStatistics, adapt
+from ttac import Classifier, adapt
 from ttac.data.attacks import USUAL, PGDOptions, pgd
 from ttac.data.corruptions import Corruption
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import find_data
 from ttac.files import write_json
 from ttac.report.records import environment
+from ttac.serve.channels import Channels
 from ttac.serve.guard import Guard, GuardOptions
+from ttac.serve.journal import Journal
+from ttac.serve.learner import Learner, LearnerSettings
+from ttac.serve.live import LiveModel
+from ttac.serve.snapshot import Tally
+from ttac.serve.state_folder import StateFolder
+from ttac.serve.weights import WeightsLayout
 from ttac.source.bundle import Bundle
 from ttac.source.models import load_model
 from ttac.source.target import read_for
 
 CHUNK, FIRST, NEAR = 64, 512, 2.0
+MANY = 10_000  # events: all that there are
+Shape = tuple[int, int, int]
 Images = Callable[[int], tuple[Tensor, Tensor]]  # how many -> images [n, C, H, W] in [0, 1], labels [n]
 GUARDS: dict[str, GuardOptions | None] = {"full": GuardOptions(), "checks": GuardOptions(narrow=0), "none": None}
 METHODS: dict[str, dict[str, Any]] = {"ttac++": {"preset": "fast"}, "tent": {}, "bn": {}}
@@ -118,60 +128,39 @@ class Part:
         return self.images(self.count)
 
 
-@dataclass
 class Served:
-    """A model that is served while an adapter learns behind it, in one process."""
+    """A model that is served while a learner adapts behind it: the parts of `ttac serve` by turns, in one process."""
 
-    source: Classifier
-    method: str
-    statistics: SourceStatistics | None  # of the adapter, where it wants them, and of the guard
-    guard: GuardOptions | None
-    publishes: int = 0
-    rollbacks: int = 0
-    resets: int = 0
-    refused: int = 0
-    reasons: list[str] = dataclasses.field(default_factory=list)
+    def __init__(self, bundle: Bundle, method: str, guard: GuardOptions | None, shape: Shape, folder: Path) -> None:
+        self.source, stats = bundle.classifier.copy().eval(), bundle.statistics
+        self.journal = Journal(folder / "events.jsonl")
+        self._channels = Channels.make(shape, WeightsLayout.of(self.source.model).size, buffer=CHUNK)
+        self._live = LiveModel(self.source.copy(), self._channels.weights)
+        self._learner = Learner(
+            adapt(self.source, method, stats=stats if method.startswith("ttac") else None, **METHODS[method]),
+            None if guard is None else Guard(self.source, stats, guard),
+            self._channels,
+            StateFolder(folder),
+            self.journal,
+            LearnerSettings(snapshot_every=math.inf, publish_every=0.0, chunk=CHUNK),
+        )
+        self._learner.start()
 
-    def __post_init__(self) -> None:
-        """Begin with the source model."""
-        needed = self.statistics if self.method.startswith("ttac") else None
-        self._adapter = adapt(self.source, self.method, stats=needed, **METHODS[self.method])
-        self._guard = None if self.guard is None else Guard(self.source, self.statistics, self.guard)
-        self._model = self.source.copy().eval()
-        self._good = self._adapter.state_dict()
+    @property
+    def tally(self) -> Tally:
+        """What the learner has counted."""
+        return self._learner.tally
 
-    @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
         """Predict with what is published: classes `[n]`."""
-        return self._model(images).argmax(1)
+        self._live.refresh()
+        return self._live.predict(images).logits.argmax(1)
 
     def learn(self, images: Tensor) -> None:
         """Learn from a chunk, and publish or undo what was learned."""
-        admitted = images if self._guard is None else self._guard.admit(images)
-        self.refused += len(images) - len(admitted)
-        if not len(admitted):
-            return
-        self._adapter(admitted)
-        if not self._adapter.last_step.update_seconds:
-            return
-        action = "publish"
-        if self._guard is not None:
-            report = self._guard.check(self._adapter.adapted())
-            action = report.action
-            self.reasons += [f"{action}: {reason}" for reason in report.reasons]
-        if action == "rollback":
-            self._adapter.load_state_dict(self._good)
-            self.rollbacks += 1
-            return
-        if action == "reset":
-            self._adapter.reset()
-            self.resets += 1
-        else:
-            self.publishes += 1
-        self._good = self._adapter.state_dict()
-        self._model = copy.deepcopy(self._adapter.adapted()).eval()
-        if self._guard is not None:
-            self._guard.published(None if action == "reset" else self._model.model.state_dict())
+        self._channels.ring.push(images.numpy())
+        while self._learner.turn():
+            pass
 
 
 def run(served: Served, parts: tuple[Part, ...]) -> dict[str, Any]:
@@ -193,7 +182,8 @@ def run(served: Served, parts: tuple[Part, ...]) -> dict[str, Any]:
         "source_first": _percent(source[:FIRST]),
         "source_rest": _percent(source[FIRST:]),
         "back_after": _back_after(own, source),
-        **{name: getattr(served, name) for name in ("publishes", "rollbacks", "resets", "refused", "reasons")},
+        **dataclasses.asdict(served.tally),
+        "reasons": [event["message"] for event in served.journal.tail(MANY) if event["event"] == "guard"],
     }
 
 
@@ -206,6 +196,17 @@ def _back_after(own: Tensor, source: Tensor) -> int | None:
     starts = range(0, max(len(own) - FIRST, 0) + 1, CHUNK)
     near = (start for start in starts if _percent(own[start:]) <= _percent(source[start:]) + NEAR)
     return next(near, None)
+
+
+def among(healthy: Images, poison: Images) -> Images:
+    """Alternate images of two kinds, one by one."""
+
+    def images(count: int) -> tuple[Tensor, Tensor]:
+        pairs = zip(healthy(count // 2), poison(count // 2), strict=True)
+        first, second = (torch.stack(pair, 1).flatten(0, 1) for pair in pairs)
+        return first, second
+
+    return images
 
 
 def streams(sources: Sources, samples: int, shifts: list[str]) -> dict[str, tuple[Part, ...]]:
@@ -222,21 +223,24 @@ def streams(sources: Sources, samples: int, shifts: list[str]) -> dict[str, tupl
     found: dict[str, tuple[Part, ...]] = {f"{name}, clean": (part, clean) for name, part in parts.items()}
     for name, shift in (("clean", None), ("gaussian_noise", "gaussian_noise")):
         before = Part(name, sources.healthy(shift), samples // 2)
-        for poison in ("noise", "one class"):
+        for poison in ("noise", "one class", "adversarial"):
             found[f"{name}, {poison}, clean"] = (before, parts[poison], clean)
+    for poison in ("noise", "adversarial"):
+        mixed = Part(f"{poison} among clean", among(sources.healthy(), poisons[poison]), samples)
+        found[f"{mixed.name}, clean"] = (mixed, clean)
     shifted = {name: Part(name, sources.corrupted(name), samples) for name in shifts}
     return found | {"clean": (clean,)} | {name: (part,) for name, part in shifted.items()}
 
 
 def show(rows: list[dict[str, Any]]) -> None:
     """Print the results."""
-    columns = ("stream", "method", "guard", "first 512", "rest", "source", "back after", "out/undone/reset", "refused")
+    columns = ("stream", "method", "guard", "first 512", "rest", "source", "back after", "updates", "back", "kept away")
     table = Table(*columns)
     for row in rows:
-        counts = "/".join(str(row[name]) for name in ("publishes", "rollbacks", "resets"))
+        counts = (row["updates"], row["rollbacks"] + row["resets"], row["refused_samples"])
         errors = (f"{row[name]:.2f} %" for name in ("first", "rest", "source_rest"))
         back = "never" if row["back_after"] is None else str(row["back_after"])
-        table.add_row(row["stream"], row["method"], row["guard"], *errors, back, counts, str(row["refused"]))
+        table.add_row(row["stream"], row["method"], row["guard"], *errors, back, *map(str, counts))
     Console(width=160).print(table)
 
 
@@ -268,15 +272,17 @@ def main(
     loaded = load_model(model)
     if not isinstance(loaded, Bundle) or loaded.statistics is None:
         raise SystemExit(f"error: {model} is no bundle with statistics")
-    sources = Sources(read_for(loaded.description, find_data(data), "test"), loaded.classifier)
+    images = read_for(loaded.description, find_data(data), "test")
+    sources, shape = Sources(images, loaded.classifier), (images.channels, *images.size)
     rows: list[dict[str, Any]] = []
     for name, parts in streams(sources, samples, shifts).items():
         if only not in name:
             continue
         for method in methods:
             for guard in guards:
-                served = Served(loaded.classifier.copy().eval(), method, loaded.statistics, GUARDS[guard])
-                rows.append({"stream": name, "method": method, "guard": guard, **run(served, parts)})
+                with tempfile.TemporaryDirectory() as folder:
+                    served = Served(loaded, method, GUARDS[guard], shape, Path(folder))
+                    rows.append({"stream": name, "method": method, "guard": guard, **run(served, parts)})
                 show(rows[-1:])
                 if out is not None:
                     write_json(out, {"rows": rows, "samples": samples, "environment": environment()})
