@@ -24,12 +24,14 @@ SHAPE = (3, 16, 16)
 CLASSES = ("ant", "bee", "cow", "dog")
 
 
-def save_tiny_model(path: Path, seed: int = 0) -> Classifier:
+def save_tiny_model(
+    path: Path, seed: int = 0, size: tuple[int, int] = SHAPE[1:], classes: tuple[str, ...] = CLASSES, width: int = 4
+) -> Classifier:
     """Write a residual network with random weights that `ttac serve --model` takes, and give it."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = ResNet(8, len(CLASSES), width=4)
-    description = ModelDescription("resnet8", len(CLASSES), size=SHAPE[1:], classes=CLASSES, arch_options={"width": 4})
+        network = ResNet(8, len(classes), width=width)
+    description = ModelDescription("resnet8", len(classes), size=size, classes=classes, arch_options={"width": width})
     save_model(path, network, description)
     return Classifier(network).eval()
 

@@ -9,13 +9,15 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
-from fake_service import INFER, LOCAL, SHAPE, FakeService, binary_body, pixels, tensor
+from fake_service import CLASSES, INFER, LOCAL, SHAPE, FakeService, binary_body, pixels, tensor
 from PIL import Image
+from server_process import ServerProcess, save_tiny_model
 
 from ttac.serve.app import build_app
 from ttac.serve.limits import HttpSettings
@@ -234,7 +236,7 @@ async def send(client: httpx.AsyncClient, request: Request) -> httpx.Response:
     method, path, body, headers = request
     encoded_headers = [(name, value.encode("latin-1")) for name, value in headers.items()]
     # httpx tidies addresses up; what a socket could send is to arrive as it is.
-    url = httpx.URL(LOCAL).copy_with(raw_path=path.encode())
+    url = client.base_url.copy_with(raw_path=path.encode())
     return await client.request(method, url, content=body, headers=encoded_headers)
 
 
@@ -269,6 +271,37 @@ def check_refusals(count: int, seed: int) -> None:
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 def test_a_thousand_malformed_requests_are_refused_and_leave_no_trace() -> None:
     check_refusals(150, seed=0)
+
+
+def test_a_thousand_malformed_requests_change_nothing_of_a_running_server(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "tiny.safetensors", size=SHAPE[1:], classes=CLASSES)
+    limits = ("--max-body-mib", "0.25", "--max-pixels", "10000", "--method", "tent", "--no-guard")
+    rng = random.Random(3)
+    answered = 0
+
+    async def main(url: str) -> None:
+        nonlocal answered
+        async with httpx.AsyncClient(base_url=url) as client:
+            for request in [maker(rng) for maker in MAKERS for _ in range(150)]:
+                try:
+                    response = await send(client, request)
+                except httpx.LocalProtocolError:  # too odd for the client to send
+                    continue
+                assert 400 <= response.status_code < 500, (request, response.text)
+                assert list(response.json()) == ["error"], request
+                answered += 1
+
+    with ServerProcess(tmp_path / "tiny.safetensors", tmp_path / "state", *limits) as server:
+        server.admin("snapshot")
+        before = sorted((path.name, path.read_bytes()) for path in server.state.rglob("*") if path.is_file())
+        asyncio.run(main(server.url))
+        status = server.status()
+        assert status["predictor"]["images"] == status["adapter"]["samples"] == status["adapter"]["lag"] == 0
+        assert (status["predictor"]["restarts"], status["adapter"]["restarts"]) == (0, 0)
+        assert sorted((path.name, path.read_bytes()) for path in server.state.rglob("*") if path.is_file()) == before
+        body, headers = binary_body(pixels())
+        assert httpx.post(server.url + INFER, content=body, headers=headers).status_code == 200
+    assert answered > 1000
 
 
 @pytest.mark.slow

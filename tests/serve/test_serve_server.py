@@ -41,8 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     # All versions are kept, so that each answer can be compared with the weights that it names.
-    arguments = (*LEARNING, "--keep", "100000", "--threads-adapt", "2")
-    with ServerProcess(model, tmp_path_factory.mktemp("server") / "state", *arguments) as running:
+    with ServerProcess(model, tmp_path_factory.mktemp("server") / "state", *LEARNING, "--keep", "100000") as running:
         yield running
 
 
@@ -180,13 +179,16 @@ def test_the_guard_keeps_what_it_refuses_from_the_model_and_says_so(model: Path,
             assert "ttac_guard_ok 0.0" in answer.read().decode()
 
 
-def test_all_threads_of_the_adapter_give_way(server: ServerProcess) -> None:
-    learn(server, seed=11)
+def test_all_threads_of_the_adapter_give_way(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "wide.safetensors", width=32)  # so that torch has work for several threads in loading it
+    arguments = (*LEARNING, "--threads-adapt", "2")
     found = []
-    for thread in Path(f"/proc/{server.status()['adapter']['pid']}/task").iterdir():
-        fields = (thread / "stat").read_text().rpartition(")")[2].split()
-        working = int(fields[11]) + int(fields[12]) > 0  # one only waits for the server's end
-        found += [int(fields[16])] if working else []
+    with ServerProcess(tmp_path / "wide.safetensors", tmp_path / "state", *arguments) as server:
+        learn(server, seed=11)
+        for thread in Path(f"/proc/{server.status()['adapter']['pid']}/task").iterdir():
+            fields = (thread / "stat").read_text().rpartition(")")[2].split()
+            working = int(fields[11]) + int(fields[12]) > 0  # one only waits for the server's end
+            found += [int(fields[16])] if working else []
     assert len(found) > 1
     assert set(found) == {GIVE_WAY}
 

@@ -34,10 +34,9 @@ def run_adapter(server: Server, failures: int) -> int:
     """Learn from the samples that the predictor hands on, until a signal ends it."""
     job = server.job
     server.listening.close()  # or clients would connect when the predictor has ended, and wait
-    os.nice(GIVE_WAY)  # first: threads have the priority of who starts them
     write_logs("adapter")
     stopping = _noted_signal()
-    torch.set_num_threads(job.threads_adapt)
+    torch.set_num_threads(1)  # until it gives way: threads have the priority of who starts them
     choice = job.choice(job.device_adapt)
     server.facts.check(choice.model.classifier)
     adapter = build_adapter(job, choice, Console(quiet=True))
@@ -52,6 +51,8 @@ def run_adapter(server: Server, failures: int) -> int:
         identity=server.facts.identity,
     )
     guard = _guard(choice.model, adapter, GuardOptions(narrow=job.guard_narrow)) if job.guard else None
+    os.nice(GIVE_WAY)
+    torch.set_num_threads(job.threads_adapt)
     folder = StateFolder(job.state)
     Learner(adapter, guard, server.channels, folder, Journal(folder.events), settings).run(stopping)
     return 0
