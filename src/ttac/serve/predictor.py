@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -45,8 +46,10 @@ def run_predictor(server: Server, failures: int) -> int:
         async with service.running():
             yield
 
+    app = build_app(service, settings, lifespan)
+    gc.freeze()  # all that is here stays: to look through it for garbage takes a tenth of a second that requests wait
     config = uvicorn.Config(
-        build_app(service, settings, lifespan),
+        app,
         log_config=None,
         access_log=job.log_requests,
         http=bounded(job.timeout, allowed_connections()),

@@ -60,7 +60,7 @@ class PredictorService:
         self._live = LiveModel(loaded.classifier, channels.weights)
         self._start_from_disk(loaded)
         if loaded.classifier.speed.compile:
-            self._compile()
+            self._compile(job.max_batch)
         self._begun = time.time()
         self._published = (0, self._begun)  # version, time
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -88,9 +88,12 @@ class PredictorService:
             self._live.start_from(content, version)
             return
 
-    def _compile(self) -> None:
-        """Have all code compiled before requests come, which would wait for it; the second size's serves all others."""
-        for count in (2, 3):
+    def _compile(self, most: int) -> None:
+        """Have all code compiled before requests come, which would wait for it.
+
+        The second size's code serves all others, but that torch may have another one for large ones.
+        """
+        for count in sorted({2, 3, max(most, 2)}):
             self._live.predict(torch.zeros(count, *self.description.shape))
 
     @asynccontextmanager
