@@ -256,10 +256,10 @@ def _show(record: dict[str, Any], found: Replay, job: ReplayJob, console: Consol
         f", from {_latency_from(job)}",
         f"{len(dict.fromkeys(found.versions))} versions answered, the last is {found.versions[-1]}",
         f"sent again: {record['resent']}, refused for a while: {record['refused']}",
-        f"meanwhile the server answered {_known(predictor['images'])} images and refused "
-        f"{_known(predictor['refused'])} requests",
-        f"meanwhile the adapter missed {_known(adapter['dropped'])} samples, its guard refused "
-        f"{_known(adapter['refused_samples'])}, and {_known(adapter['lag'])} wait for it",
+        f"of the server meanwhile: {_known(predictor['images'])} images answered, "
+        f"{_known(predictor['refused'])} requests refused",
+        f"of its adapter: {_known(adapter['dropped'])} samples missed, {_known(adapter['refused_samples'])} refused by "
+        f"the guard, {_known(adapter['lag'])} waiting",
         f"{record['error']:.2f} % error of {record['samples']} samples",
     ):
         console.print(line, markup=False)
@@ -270,7 +270,7 @@ def _latency_from(job: ReplayJob) -> str:
 
 
 def _known(count: int | None) -> str:
-    return "an unknown number of" if count is None else str(count)
+    return "unknown" if count is None else str(count)
 
 
 def _settings(job: ReplayJob, model: RemoteModel, stream: Stream) -> dict[str, Any]:
