@@ -49,8 +49,9 @@ def images() -> Tensor:
 @pytest.fixture
 def classifier() -> Classifier:
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return Classifier(ResNet(8, 10, width=8), mean=MEAN, std=STD).eval()
+        torch.manual_seed(3)  # no rectifier is within rounding of its kink, on whose other side a step is another one
+        # As many channels as the longest vectors have numbers: see the strided convolutions of `ttac.speed`.
+        return Classifier(ResNet(8, 10, width=16), mean=MEAN, std=STD).eval()
 
 
 def small_classifier() -> Classifier:
@@ -258,8 +259,8 @@ class TestRefusals:
 class TestCommands:
     @pytest.fixture
     def model(self, tmp_path: Path) -> str:
-        described = ModelDescription("resnet8", 10, 1, size=(32, 32), arch_options={"width": 8, "stem_stride": 2})
-        save_model(tmp_path / "model.safetensors", ResNet(8, 10, channels=1, width=8, stem_stride=2), described)
+        described = ModelDescription("resnet8", 10, 1, size=(32, 32), arch_options={"width": 16, "stem_stride": 2})
+        save_model(tmp_path / "model.safetensors", ResNet(8, 10, channels=1, width=16, stem_stride=2), described)
         return str(tmp_path / "model.safetensors")
 
     def test_a_record_says_how_the_network_ran(
