@@ -54,3 +54,28 @@ def colours(browser: Any, scheme: str) -> None:
     wishes = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
     features = [{"name": name, "value": value} for name, value in wishes.items()]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+CONTRAST = """
+const light = (text) => {
+  const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+  return .2126 * r + .7152 * g + .0722 * b;
+};
+const behind = (element) => {
+  for (let e = element; e; e = e.parentElement) {
+    const colour = getComputedStyle(e).backgroundColor;
+    if (!/, 0\\)$/.test(colour)) return colour;
+  }
+};
+return [...document.querySelectorAll(arguments[0])].filter(e => e.getClientRects().length && e.textContent).map(e => {
+  const style = getComputedStyle(e);
+  const pair = [light(e instanceof SVGElement ? style.fill : style.color), light(behind(e))];
+  return [(Math.max(...pair) + .05) / (Math.min(...pair) + .05), e.textContent.trim().slice(0, 40)];
+});
+"""
+
+
+def contrasts(browser: Any, selector: str) -> list[tuple[float, str]]:
+    """Give the contrast of all words that are shown with what is behind them (WCAG), and the words."""
+    return [(contrast, words) for contrast, words in browser.execute_script(CONTRAST, selector)]

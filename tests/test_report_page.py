@@ -16,7 +16,7 @@ pytest.importorskip("jinja2", reason="the page is rendered by jinja2: pip instal
 
 from selenium.webdriver.common.keys import Keys
 
-from browser import chromium, colours, resize
+from browser import chromium, colours, contrasts, resize
 from ttac.cli import main
 
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 2'>"
@@ -235,32 +235,12 @@ def test_a_phone_shows_it_without_scrolling_sideways(page: Any) -> None:
     assert page.execute_script("return document.documentElement.scrollWidth") <= 390
 
 
-CONTRAST = """
-const light = (text) => {
-  const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-  return .2126 * r + .7152 * g + .0722 * b;
-};
-const behind = (element) => {
-  for (let e = element; e; e = e.parentElement) {
-    const colour = getComputedStyle(e).backgroundColor;
-    if (!/, 0\\)$/.test(colour)) return colour;
-  }
-};
-return [...document.querySelectorAll(arguments[0])].filter(e => e.getClientRects().length).map(e => {
-  const style = getComputedStyle(e);
-  const pair = [light(e instanceof SVGElement ? style.fill : style.color), light(behind(e))].sort();
-  return [(Math.max(...pair) + .05) / (Math.min(...pair) + .05), e.textContent.trim().slice(0, 40)];
-});
-"""
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_all_words_stand_out_in_light_and_dark(page: Any, scheme: str) -> None:
     colours(page, scheme)
     back = page.execute_script("return getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]")
     assert (int(back) < 60) == (scheme == "dark")
     words = "h1, h2, p, dt, dd, a, th, td, .num, .num small, .paper, .chip, summary, figcaption, figure svg text"
-    found = page.execute_script(CONTRAST, words)
+    found = contrasts(page, words)
     assert len(found) > 100
     assert [pair for pair in found if pair[0] < 4.5] == []

@@ -27,7 +27,7 @@ from serve_page_helpers import (
     texts,
 )
 
-from browser import chromium, colours, resize
+from browser import chromium, colours, contrasts, resize
 
 UNKNOWN = chr(0x2013)
 
@@ -325,24 +325,6 @@ def test_a_hidden_tab_asks_for_nothing(page: Any, stub: Stub) -> None:
     eventually(lambda: len(stub.asked) > before)
 
 
-CONTRAST = """
-const light = (text) => {
-  const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
-    .map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
-  return .2126 * r + .7152 * g + .0722 * b;
-};
-const behind = (element) => {
-  for (let e = element; e; e = e.parentElement) {
-    const colour = getComputedStyle(e).backgroundColor;
-    if (!/, 0\\)$/.test(colour)) return colour;
-  }
-};
-return [...document.querySelectorAll(arguments[0])].filter(e => e.getClientRects().length && e.textContent).map(e => {
-  const style = getComputedStyle(e);
-  const pair = [light(e instanceof SVGElement ? style.fill : style.color), light(behind(e))];
-  return [(Math.max(...pair) + .05) / (Math.min(...pair) + .05), e.textContent.trim().slice(0, 40)];
-});
-"""
 WORDS = "h1, h2, h3, p, b, dt, dd, th, td, li, li span, time, label, button, .badge, .kind, .note, svg text"
 
 
@@ -354,7 +336,7 @@ def test_all_words_stand_out_and_colours_can_be_turned(page: Any, stub: Stub, sc
     open_page(page, stub)
     back = "return Number(getComputedStyle(document.body).backgroundColor.match(/\\d+/)[0]) < 60"
     assert page.execute_script(back) == (scheme == "dark")
-    found = page.execute_script(CONTRAST, WORDS)
+    found = contrasts(page, WORDS)
     assert len(found) > 150
     assert [pair for pair in found if pair[0] < 4.5] == []
     element(page, "theme").click()
