@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import numpy as np
+from waiting import until
 
 from ttac.serve import shared
 
@@ -38,18 +39,43 @@ def forked(work: Callable[[], None]) -> Iterator[None]:
         os.waitpid(process, 0)
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.0001)
+def killed(work: Callable[[], None]) -> None:
+    """Run `work` in another process, which has to be killed in the midst of it."""
+    process = os.fork()
+    if process == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(process, 0)
+    assert os.WIFSIGNALED(status)
+    assert os.WTERMSIG(status) == signal.SIGKILL
+
+
+class Deadly:
+    """Memory whose writer is killed when it has stored a share of what it stores, at once or the next time."""
+
+    def __init__(self, memory: np.ndarray, share: float, spared: int = 0) -> None:
+        self.memory, self.share, self.spared = memory, share, spared
+
+    def __setitem__(self, part: slice, values: np.ndarray) -> None:
+        if self.spared:
+            self.spared -= 1
+            self.memory[part] = values
+            return
+        stored = round(self.share * len(values))
+        self.memory[part][:stored] = values[:stored]
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Halting:
-    """Memory whose reader mostly halts in the middle of a copy, for as long as some writes take, or many."""
+    """Memory whose reader mostly halts in the middle of a copy, until its writer has come on by up to `most`.
 
-    def __init__(self, memory: np.ndarray) -> None:
-        self.memory, self.rng = memory, random.Random(0)
+    How far a writer comes in a given time is a matter of the machine, and of what else it does.
+    """
+
+    def __init__(self, memory: np.ndarray, written: Callable[[], int], most: int) -> None:
+        self.memory, self.written, self.most, self.rng = memory, written, most, random.Random(0)
 
     def __getitem__(self, part: slice | np.ndarray) -> np.ndarray:
         if isinstance(part, slice):
@@ -58,7 +84,8 @@ class Halting:
             halves = np.array_split(part, 2)
         first = self.memory[halves[0]].copy()
         if self.rng.random() < 0.8:
-            time.sleep(self.rng.random() * 0.002)
+            end = self.written() + self.rng.randint(0, self.most)
+            until(lambda: self.written() >= end)
         return np.concatenate([first, self.memory[halves[1]]])
 
 
