@@ -37,8 +37,10 @@ def chromium(profile: Path) -> Iterator[Any]:
         driver = webdriver.Chrome(options=options, service=Service(str(programs[1])))
     except WebDriverException as error:
         pytest.skip(f"the browser does not start: {error.msg}")
-    yield driver
-    driver.quit()
+    try:
+        yield driver
+    finally:
+        driver.quit()
 
 
 def resize(browser: Any, width: int) -> None:

@@ -64,8 +64,12 @@ class Reader:
         return Stream([Domain("a", self.data)], scenario, prefetch=prefetch)
 
 
-def settled(reader: Reader) -> int:
-    """Wait until nothing more is read, and give the rows so far."""
+def settled(reader: Reader, least: int = 0) -> int:
+    """Wait until at least so many rows are read, then until nothing more is, and give the rows so far."""
+    until = time.monotonic() + 60
+    while reader.rows < least:
+        assert time.monotonic() < until
+        time.sleep(0.001)
     before = -1
     while before != reader.rows:
         before = reader.rows
@@ -81,7 +85,8 @@ def test_no_more_is_read_than_told(prefetch: int) -> None:
     assert settled(reader) == 0  # neither the plan nor the iterator reads a pixel
     for taken in range(1, 97 // BATCH + 1):
         next(arrivals)
-        assert settled(reader) == min(BATCH * (taken + prefetch), 96)
+        told = min(BATCH * (taken + prefetch), 96)
+        assert settled(reader, told) == told
     assert next(arrivals, None) is None
     assert not threads()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,10 +15,11 @@ from numpy.typing import NDArray
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 from torch import Tensor
+from waiting import PATIENCE, until
 
 from ttac.serve.app import AdapterAwayError, CommandReply, build_app
 from ttac.serve.batcher import Answer, Batcher
-from ttac.serve.connections import bounded
+from ttac.serve.connections import Connection, bounded
 from ttac.serve.history import History
 from ttac.serve.limits import HttpSettings
 from ttac.serve.protocol import HEADER_LENGTH, ServedModel
@@ -32,21 +32,30 @@ LOCAL = "http://127.0.0.1"
 
 
 class FakeService:
-    """Answers with `images @ WEIGHTS` as version 5; `delay` is how long a pass takes."""
+    """Answers with `images @ WEIGHTS` as version 5; a pass waits while `gate` is closed. Its block ends the batcher."""
 
-    def __init__(self, delay: float = 0.0, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.description = ServedModel("tiny", SHAPE, len(CLASSES), CLASSES, method="ttac++")
         self.history = History(CLASSES)
-        self.delay = delay
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = 0  # passes that were begun
         self.version = 5
         self.taken: list[Tensor] = []
         self.commands: list[tuple[str, dict[str, Any]]] = []
         self.reply: CommandReply | None = CommandReply(True, True, "done", 6)
         self.batcher = Batcher(self._predict, taken=self.taken.append, **{"wait": 0.0, **options})
 
+    def __enter__(self) -> FakeService:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.gate.set()
+        self.batcher.close()
+
     def _predict(self, images: Tensor) -> Answer:
-        if self.delay:
-            time.sleep(self.delay)
+        self.entered += 1
+        assert self.gate.wait(PATIENCE)
         return Answer(images.flatten(1) @ WEIGHTS, self.version)
 
     def status(self) -> dict[str, Any]:
@@ -69,27 +78,30 @@ class FakeService:
 @contextmanager
 def serving(settings: HttpSettings | None = None, **options: Any) -> Iterator[tuple[FakeService, TestClient]]:
     """Give a service and a client of its application, in this process."""
-    service = FakeService(**options)
-    app = build_app(service, settings or HttpSettings(admin_token="admin"))
-    try:
+    with FakeService(**options) as service:
+        app = build_app(service, settings or HttpSettings(admin_token="admin"))
         with TestClient(app, base_url=LOCAL, raise_server_exceptions=False) as client:
             yield service, client
-    finally:
-        service.batcher.close()
 
 
 @contextmanager
-def listening(app: ASGIApp, seconds: float = 5.0, connections: int = 100) -> Iterator[int]:
-    """Run a real server in a thread, with limits of its connections, and give its port."""
-    http = bounded(seconds, connections)
-    config = uvicorn.Config(app, port=0, http=http, log_config=None, access_log=False, timeout_graceful_shutdown=1)
+def listening(app: ASGIApp, http: type[Connection] | None = None) -> Iterator[int]:
+    """Run a real server in a thread, with limits of its connections or with wide ones, and give its port."""
+    config = uvicorn.Config(
+        app,
+        port=0,
+        http=http or bounded(10 * PATIENCE, 100),
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=1,
+        timeout_keep_alive=int(10 * PATIENCE),
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
+        until(lambda: server.started or not thread.is_alive())
+        assert server.started
         yield server.servers[0].sockets[0].getsockname()[1]
     finally:
         server.should_exit = True

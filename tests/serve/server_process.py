@@ -60,13 +60,25 @@ class ServerProcess:
             )
 
     def __enter__(self) -> ServerProcess:
-        self.wait_until(lambda: self.get("/v2/health/ready") is not None)
-        self.wait_until(lambda: "samples" in self.status()["adapter"])
+        try:
+            self.wait_until(lambda: self.get("/v2/health/ready") is not None)
+            self.wait_until(lambda: "samples" in self.status()["adapter"])
+        except BaseException:  # no block begins, so the end of none ends it
+            self.end()
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.process.poll() is None:
-            self.stop()
+        self.end()
+
+    def end(self) -> None:
+        """See to it that the server does not outlive its test."""
+        try:
+            if self.process.poll() is None:
+                self.stop()
+        finally:
+            self.process.kill()  # which is nothing to a process that has ended
+            self.process.wait()
 
     def stop(self, signum: int = signal.SIGTERM) -> int:
         """End the server and give its exit code."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import socket
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from fake_service import INFER, LOCAL, SHAPE, FakeService, binary_body, expected, json_body, listening, pixels, serving
 from PIL import Image
+from waiting import PATIENCE, until
 
 from ttac.serve import decode, inference, jpeg
 from ttac.serve.app import build_app
@@ -119,7 +120,7 @@ def test_a_body_is_gone_while_its_answer_is_made(path: str, monkeypatch: pytest.
         answer, Watched.gone = service.batcher._predict, threading.Event()
 
         def predict(images: Any) -> Any:
-            gone.append(Watched.gone.wait(5))
+            gone.append(Watched.gone.wait(PATIENCE))
             return answer(images)
 
         service.batcher._predict = predict
@@ -152,7 +153,7 @@ class Gated:
 
     def __call__(self, *_: Any) -> Any:
         self.begun += 1
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE)
         return None
 
 
@@ -163,6 +164,7 @@ def test_a_thread_is_free_when_its_work_ends_and_not_when_it_is_given_up() -> No
         given_up, last = workers.submit(long), workers.submit(lambda: "done")
         with pytest.raises(BusyError):
             workers.submit(long)
+        await asyncio.to_thread(until, lambda: long.begun == 1)
         first.cancel()
         given_up.cancel()
         await asyncio.sleep(0.05)
@@ -183,23 +185,25 @@ def test_files_that_take_long_are_given_up_and_keep_nothing_else_waiting(monkeyp
     monkeypatch.setattr(inference, "decode_image", long)
     monkeypatch.setattr(inference, "MOST_UNREAD", 2)
     monkeypatch.setattr(inference, "INLINE_JSON", 0)
-    service = FakeService()
-    app = build_app(service, HttpSettings(answer_seconds=0.4))
     images = pixels()
 
-    async def main() -> None:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=LOCAL) as client:
+    async def main(service: FakeService) -> None:
+        transport = httpx.ASGITransport(build_app(service, HttpSettings(answer_seconds=2.0)))
+        async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
             files = [asyncio.ensure_future(client.post("/predict", content=b"x")) for _ in range(5)]
-            await asyncio.sleep(0.1)
+            while long.begun < inference.FILE_THREADS:
+                await asyncio.sleep(0.001)
             tensor = await client.post(INFER, content=json_body(images))
             assert tensor.json()["outputs"][1]["data"] == expected(images)[1].tolist()
             answers = await asyncio.gather(*files)
             assert sorted(answer.status_code for answer in answers) == [429, 503, 503, 503, 503]
             assert all(answer.headers["retry-after"] == "1" for answer in answers)
-            long.gate.set()
 
-    asyncio.run(main())
-    service.batcher.close()
+    with FakeService() as service:
+        try:
+            asyncio.run(main(service))
+        finally:
+            long.gate.set()
     assert long.begun == inference.FILE_THREADS
     assert len(service.taken) == 1
 
@@ -207,12 +211,18 @@ def test_files_that_take_long_are_given_up_and_keep_nothing_else_waiting(monkeyp
 def test_a_file_is_given_up_when_its_client_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     long = Gated()
     monkeypatch.setattr(inference, "decode_image", long)
-    service = FakeService()
-    with listening(build_app(service, HttpSettings())) as port:
-        with pytest.raises(httpx.TimeoutException):
-            httpx.post(f"http://127.0.0.1:{port}/predict", content=b"x", timeout=0.2)
-        time.sleep(0.2)
-        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        assert 'ttac_requests_total{route="/predict",status="499"} 1.0' in metrics
-        long.gate.set()
-    service.batcher.close()
+    request = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1\r\n\r\nx"
+    with FakeService() as service, listening(build_app(service, HttpSettings(answer_seconds=10 * PATIENCE))) as port:
+
+        def is_given_up() -> bool:
+            metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE).text
+            return 'ttac_requests_total{route="/predict",status="499"} 1.0' in metrics
+
+        try:
+            with socket.create_connection(("127.0.0.1", port)) as leaving:
+                leaving.sendall(request)
+                until(lambda: long.begun == 1)
+                assert not is_given_up()
+            until(is_given_up)
+        finally:
+            long.gate.set()

@@ -7,7 +7,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 from learner_helpers import SHAPE, WINDOW, ScriptedGuard, Service, learn_all, same
 from test_serve_state_folder import files_limited_to
 from torch import Tensor
+from waiting import until
 
 from ttac.methods.windows import WindowAdapter
 from ttac.serve.learner import Learner
@@ -360,20 +361,15 @@ def forked_learner(service: Service) -> int:
         os._exit(1)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
-
-
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let this process add numbers in the order in which its forks do."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("one_thread")
@@ -393,7 +389,7 @@ def test_ten_kills_lose_nothing_and_mix_nothing_up(tmp_path: Path) -> None:
         service.push(rounds[kill])
         pid = forked_learner(service)
         try:
-            wait_until(lambda before=before: service.channels.weights.version > before)  # type: ignore[misc]
+            until(lambda before=before: service.channels.weights.version > before)  # type: ignore[misc]
             time.sleep(chance.random() * 0.1)
         finally:
             os.kill(pid, signal.SIGKILL)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-import time
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 from fake_service import INFER, LOCAL, FakeService, expected, json_body, listening, pixels
+from waiting import PATIENCE, until
 
 from ttac.serve.app import build_app
 from ttac.serve.limits import HELD_BODIES, BodyReader, HttpSettings
@@ -27,17 +27,16 @@ def test_bodies_are_counted_and_not_believed() -> None:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=LOCAL) as client:
             return (await client.post(INFER, content=content, headers=headers)).status_code
 
-    service = FakeService()
-    assert asyncio.run(ask(chunks(), {})) == 413
-    assert asyncio.run(ask(b" " * 1001, {})) == 413
-    assert asyncio.run(ask(chunks(), {"Content-Length": "10"})) == 413
-    assert asyncio.run(ask(b"{}", {"Content-Length": "1001"})) == 413
-    assert asyncio.run(ask(b"{}", {"Content-Length": "two"})) == 400
-    assert asyncio.run(ask(b"{}", {"Content-Length": "-2"})) == 400
-    assert asyncio.run(ask(b"{}", {"Content-Encoding": "gzip"})) == 415
-    assert asyncio.run(ask(b"{}", {"Content-Encoding": "identity"})) == 400
-    assert asyncio.run(ask(b" " * 1000, {})) == 400
-    service.batcher.close()
+    with FakeService() as service:
+        assert asyncio.run(ask(chunks(), {})) == 413
+        assert asyncio.run(ask(b" " * 1001, {})) == 413
+        assert asyncio.run(ask(chunks(), {"Content-Length": "10"})) == 413
+        assert asyncio.run(ask(b"{}", {"Content-Length": "1001"})) == 413
+        assert asyncio.run(ask(b"{}", {"Content-Length": "two"})) == 400
+        assert asyncio.run(ask(b"{}", {"Content-Length": "-2"})) == 400
+        assert asyncio.run(ask(b"{}", {"Content-Encoding": "gzip"})) == 415
+        assert asyncio.run(ask(b"{}", {"Content-Encoding": "identity"})) == 400
+        assert asyncio.run(ask(b" " * 1000, {})) == 400
 
 
 def test_not_all_memory_goes_into_bodies() -> None:
@@ -58,68 +57,82 @@ def test_not_all_memory_goes_into_bodies() -> None:
 
 
 def test_a_full_queue_and_a_slow_model_say_when_to_come_again() -> None:
-    settings = HttpSettings(answer_seconds=0.3)
-    service = FakeService(delay=0.8, max_batch=1, max_waiting=1)
-    app = build_app(service, settings)
-
-    async def main() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=LOCAL) as client:
+    async def main(service: FakeService) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(build_app(service, HttpSettings(answer_seconds=2.0)))
+        async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
+            service.gate.clear()
             requests = []
-            for seed in range(3):
+            for seed, waiting in ((0, 0), (1, 1), (2, 1)):
                 requests.append(asyncio.ensure_future(client.post(INFER, content=json_body(pixels(seed=seed)))))
-                await asyncio.sleep(0.05)
-            return list(await asyncio.gather(*requests))
+                while service.entered < 1 or service.batcher.waiting < waiting:
+                    await asyncio.sleep(0.001)
+            responses = list(await asyncio.gather(*requests))
+            service.gate.set()
+            return responses
 
-    responses = asyncio.run(main())
+    with FakeService(max_batch=1, max_waiting=1) as service:
+        responses = asyncio.run(main(service))
     assert [response.status_code for response in responses] == [503, 503, 429]
     assert all(response.headers["retry-after"] == "1" for response in responses)
-    service.batcher.close()
     # Neither the one that was computed too late nor the one that was withdrawn was answered.
     assert service.taken == []
     assert service.batcher.passes[1] == 1
     assert service.history.summary()["refused"] == 3
 
 
-def talk(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
+def talk(port: int, *parts: bytes) -> bytes:
     """Send parts of a request and give all of the answer."""
-    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
         for part in parts:
             connection.sendall(part)
-            time.sleep(pause)
         answer = b""
         while received := connection.recv(2**16):
             answer += received
         return answer
 
 
-def test_slow_endless_and_broken_bodies_over_a_real_connection() -> None:
-    service = FakeService(delay=0.5)
-    app = build_app(service, HttpSettings(max_body=2**16, body_seconds=0.4))
-    head = f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n".encode()
-    with listening(app) as port:
-        slow = talk(port, head + b"Content-Length: 100\r\n\r\n", b"{", pause=0.1)
-        assert b" 408 " in slow.split(b"\r\n")[0]
-        assert b'{"error":' in slow
-        chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
-        endless = talk(port, head + b"Transfer-Encoding: chunked\r\n\r\n", chunk, chunk, chunk)
-        assert b" 413 " in endless.split(b"\r\n")[0]
-        # A client that leaves during a pass of somebody else is not computed.
-        body = json_body(pixels())
-        request = head + f"Content-Length: {len(body)}\r\n\r\n".encode() + body
-        threads = [threading.Thread(target=talk, args=(port, request))]
-        threads[0].start()
-        time.sleep(0.1)
-        with socket.create_connection(("127.0.0.1", port)) as leaving:
-            leaving.sendall(request)
-            time.sleep(0.15)
-        threads[0].join()
-        time.sleep(0.1)
-        with socket.create_connection(("127.0.0.1", port)) as leaving:
-            leaving.sendall(head + b"Content-Length: 100\r\n\r\n{")
-        time.sleep(0.1)
-        metrics = httpx.get(f"http://127.0.0.1:{port}/metrics").text
-        assert 'ttac_requests_total{route="/v2/models/{name}/infer",status="499"} 2.0' in metrics
-    service.batcher.close()
+def post(header: str, body: bytes) -> bytes:
+    return f"POST {INFER} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n{header}\r\n\r\n".encode() + body
+
+
+def test_slow_and_endless_bodies_over_a_real_connection() -> None:
+    with FakeService() as service:
+        with listening(build_app(service, HttpSettings(body_seconds=0.4))) as port:
+            slow = talk(port, post("Content-Length: 100", b"{"))
+            assert b" 408 " in slow.split(b"\r\n")[0]
+            assert b'{"error":' in slow
+        with listening(build_app(service, HttpSettings(max_body=2**16))) as port:
+            chunk = b"8000\r\n" + b" " * 0x8000 + b"\r\n"
+            endless = talk(port, post("Transfer-Encoding: chunked", b""), chunk, chunk, chunk)
+            assert b" 413 " in endless.split(b"\r\n")[0]
+    assert service.entered == 0
+
+
+def test_clients_that_leave_are_not_computed() -> None:
+    body = json_body(pixels())
+    request = post(f"Content-Length: {len(body)}", body)
+    with FakeService() as service, listening(build_app(service, HttpSettings(answer_seconds=10 * PATIENCE))) as port:
+
+        def has_left(count: int) -> bool:
+            metrics = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE).text
+            return f'ttac_requests_total{{route="/v2/models/{{name}}/infer",status="499"}} {count}.0' in metrics
+
+        service.gate.clear()
+        thread = threading.Thread(target=talk, args=(port, request))
+        thread.start()
+        try:
+            until(lambda: service.entered == 1)
+            with socket.create_connection(("127.0.0.1", port)) as leaving:  # during a pass of somebody else
+                leaving.sendall(request)
+                until(lambda: service.batcher.waiting == 1)
+            until(lambda: has_left(1))
+            assert service.batcher.waiting == 0
+        finally:
+            service.gate.set()
+            thread.join()
+        with socket.create_connection(("127.0.0.1", port)) as leaving:  # before all was sent
+            leaving.sendall(post("Content-Length: 100", b"{"))
+        until(lambda: has_left(2))
     assert service.batcher.passes[1] == 1
     assert len(service.taken) == 1
 
@@ -127,10 +140,9 @@ def test_slow_endless_and_broken_bodies_over_a_real_connection() -> None:
 def test_the_client_of_triton_works_as_it_is() -> None:
     triton = pytest.importorskip("tritonclient.http")
     errors = pytest.importorskip("tritonclient.utils").InferenceServerException
-    service = FakeService()
     images = pixels(4)
     probabilities, labels = expected(images)
-    with listening(build_app(service, HttpSettings(token="user"))) as port:
+    with FakeService() as service, listening(build_app(service, HttpSettings(token="user"))) as port:
 
         def user() -> dict[str, str]:  # the client adds its own to what it is given
             return {"Authorization": "Bearer user"}
@@ -160,5 +172,4 @@ def test_the_client_of_triton_works_as_it_is() -> None:
         with pytest.raises(errors, match="token"):
             client.infer("tiny", [tensor])
         client.close()
-    service.batcher.close()
     assert len(service.taken) == 4

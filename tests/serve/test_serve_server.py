@@ -236,8 +236,11 @@ def test_a_signal_right_at_the_start_ends_it(model: Path, tmp_path: Path) -> Non
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / "token").touch()  # of a start that was killed between making it and filling it
     server = ServerProcess(model, tmp_path / "state", *LEARNING)
-    server.wait_until(lambda: "page at" in server.log.read_text())
-    assert server.stop(signal.SIGINT) == 0
+    try:
+        server.wait_until(lambda: "page at" in server.log.read_text())
+        assert server.stop(signal.SIGINT) == 0
+    finally:
+        server.end()
     assert (tmp_path / "state" / "token").read_text().strip()
     assert "#token" not in server.log.read_text(), "a log is no place for a secret"
 

@@ -8,6 +8,7 @@ import httpx
 import pytest
 import torch
 from fake_service import LOCAL, FakeService, binary_body, expected, json_body, listening, pixels, serving
+from waiting import until
 
 from ttac.serve.app import build_app
 from ttac.serve.limits import HttpSettings
@@ -41,22 +42,22 @@ def test_other_versions_are_not_there(version: str) -> None:
 
 
 def test_a_version_that_is_replaced_while_a_request_waits_does_not_answer() -> None:
-    service = FakeService(delay=0.2)
-    app = build_app(service, HttpSettings())
-
-    async def main() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=LOCAL) as client:
+    async def main(service: FakeService) -> list[httpx.Response]:
+        transport = httpx.ASGITransport(build_app(service, HttpSettings()))
+        async with httpx.AsyncClient(transport=transport, base_url=LOCAL) as client:
+            service.gate.clear()
             body, headers = binary_body(pixels())
             requests = [
                 asyncio.ensure_future(client.post(address, content=body, headers=headers))
                 for address in (f"{VERSION}/infer", "/v2/models/tiny/infer")
             ]
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(until, lambda: service.entered == 1 and service.batcher.waiting == 1)
             service.version = 6
+            service.gate.set()
             return list(await asyncio.gather(*requests))
 
-    named, unnamed = asyncio.run(main())
-    service.batcher.close()
+    with FakeService(max_batch=1) as service:
+        named, unnamed = asyncio.run(main(service))
     assert (named.status_code, named.json()) == (409, {"error": "version 6 took the place of 5 meanwhile: ask again"})
     assert (unnamed.status_code, unnamed.json()["model_version"]) == (200, "6")
     assert len(service.taken) == 1
@@ -65,9 +66,8 @@ def test_a_version_that_is_replaced_while_a_request_waits_does_not_answer() -> N
 def test_the_client_of_triton_asks_for_a_version() -> None:
     triton = pytest.importorskip("tritonclient.http")
     errors = pytest.importorskip("tritonclient.utils").InferenceServerException
-    service = FakeService()
     images = pixels(2)
-    with listening(build_app(service, HttpSettings())) as port:
+    with FakeService() as service, listening(build_app(service, HttpSettings())) as port:
         client = triton.InferenceServerClient(f"127.0.0.1:{port}")
         tensor = triton.InferInput("images", list(images.shape), "FP32")
         tensor.set_data_from_numpy(images)
@@ -79,4 +79,3 @@ def test_the_client_of_triton_asks_for_a_version() -> None:
         with pytest.raises(errors, match="version 5 alone is served"):
             client.infer("tiny", [tensor], model_version="4")
         client.close()
-    service.batcher.close()
