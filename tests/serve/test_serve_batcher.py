@@ -127,7 +127,9 @@ def test_a_request_waits_for_company_and_no_longer_than_its_time(monkeypatch: py
 
 def test_a_full_batch_does_not_wait() -> None:
     async def body(batcher: Batcher, model: Model) -> None:
-        await asyncio.gather(batcher.submit(images(1, 2)), batcher.submit(images(3, 4)))
+        half = batcher.submit(images(1, 2))
+        await asyncio.sleep(0.05)  # in which the thread begins to wait for more
+        await asyncio.gather(half, batcher.submit(images(3, 4)))
 
     assert run(body, wait=NEVER, max_batch=4)[1].passes == [4]
 
