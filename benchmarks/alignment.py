@@ -23,10 +23,10 @@ from table import run
 from timing import Row, median_seconds
 from torch import Tensor
 
-from ttac.alignment import Alignment
+from ttac.adaptation.alignment import Alignment
+from ttac.evaluation.metrics import PeakMemory
 from ttac.gaussian import FAMILIES, Gaussians, LowRank, RunningGaussians, choose_family
 from ttac.gaussian.families import MAX_RANK
-from ttac.metrics import PeakMemory
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from references.alignment import Written

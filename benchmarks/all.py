@@ -6,10 +6,11 @@ import alignment
 import memory
 import precision
 import predict
-import source
 import update_cost
 import views
 from table import run
+
+import source
 
 if __name__ == "__main__":
     run(*(module.measure for module in (alignment, update_cost, views, predict, source, memory, precision)))

@@ -12,8 +12,8 @@ import torch
 from load import Sent
 from numpy.typing import NDArray
 
-from ttac.serve.state_folder import StateFolder
-from ttac.source.models import load_model
+from ttac.serving.state_folder import StateFolder
+from ttac.source.loading import load_model
 
 TOLERANCE = 1e-4  # of logits, which other batch sizes round differently
 LATEST = 1.0  # seconds after which a published version answers

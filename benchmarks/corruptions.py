@@ -21,10 +21,10 @@ from timing import median_seconds
 from torch import Tensor
 from torch.nn import functional as F
 
+from ttac.common.environment import environment
+from ttac.common.files import write_json
 from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from ttac.data.corruptions.constants import LARGE, SEVERITIES, SMALL, constants
-from ttac.files import write_json
-from ttac.report.records import environment
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from references import REFERENCES

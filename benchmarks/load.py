@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ttac.serve.client import InferenceClient, RefusedError
+from ttac.serving.client import InferenceClient, RefusedError
 
 Outcome = Literal["answered", "refused", "lost", "failed"]  # refused: 429 or 503; lost: with its connection
 REST = 0.02  # seconds of a connection after its request was lost, while its server starts again

@@ -28,9 +28,9 @@ from timing import Row
 from torch import Tensor, nn
 
 import ttac
+from ttac.evaluation.metrics import PeakMemory
 from ttac.methods.windows import WindowAdapter
-from ttac.metrics import PeakMemory
-from ttac.source.networks import ResNet50
+from ttac.model.networks import ResNet50
 
 EARLY, ALL = 10_000, 100_000
 BATCH, QUEUE, CLASSES = 250, 4096, 10

@@ -29,23 +29,23 @@ from rich.table import Table
 from torch import Tensor
 
 from ttac import Classifier, adapt
+from ttac.common.environment import environment
+from ttac.common.files import write_json
 from ttac.data.attacks import USUAL, PGDOptions, pgd
 from ttac.data.corruptions import Corruption
+from ttac.data.for_model import read_for
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import find_data
-from ttac.files import write_json
-from ttac.report.records import environment
-from ttac.serve.channels import Channels
-from ttac.serve.guard import Guard, GuardOptions
-from ttac.serve.journal import Journal
-from ttac.serve.learner import Learner, LearnerSettings
-from ttac.serve.live import LiveModel
-from ttac.serve.snapshot import Tally
-from ttac.serve.state_folder import StateFolder
-from ttac.serve.weights import WeightsLayout
+from ttac.serving.channels import Channels
+from ttac.serving.guard import Guard, GuardOptions
+from ttac.serving.journal import Journal
+from ttac.serving.learner import Learner, LearnerSettings
+from ttac.serving.live import LiveModel
+from ttac.serving.snapshot import Tally
+from ttac.serving.state_folder import StateFolder
+from ttac.serving.weights import WeightsLayout
 from ttac.source.bundle import Bundle
-from ttac.source.models import load_model
-from ttac.source.target import read_for
+from ttac.source.loading import load_model
 
 CHUNK, FIRST, NEAR = 64, 512, 2.0
 MANY = 10_000  # events: all that there are

@@ -18,8 +18,8 @@ from timing import Row, median_seconds
 from torch import nn
 
 import ttac
-from ttac.source.networks import ResNet
-from ttac.speed import bfloat16_in_hardware
+from ttac.model.networks import ResNet
+from ttac.model.speed import bfloat16_in_hardware
 
 WINDOW, FEW = 256, 32  # bfloat16 gets few images, as it may take seconds
 NAME = "forward + backward of ResNet-20"

@@ -17,7 +17,7 @@ from timing import Row, least_seconds
 from torch import Tensor, nn
 
 import ttac
-from ttac.source.networks import ResNet, ResNet50
+from ttac.model.networks import ResNet, ResNet50
 
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 MOST = 3.0  # percent

@@ -32,7 +32,7 @@ from served import ServerProcess, pin, stream_levels
 from table import show, write
 from timing import Bound, Row
 
-from ttac.serve.learner import SPANS
+from ttac.serving.learner import SPANS
 
 MOST = 1.5  # p99 with adaptation on, to that with adaptation off
 SHARE = 0.5  # of the capacity, in the open loop

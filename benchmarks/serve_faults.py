@@ -43,8 +43,8 @@ from served import ServerProcess, stream_levels
 from table import show, write
 from timing import Row
 
-from ttac.serve.snapshot import state_digest
-from ttac.serve.state_folder import StateFolder
+from ttac.serving.snapshot import state_digest
+from ttac.serving.state_folder import StateFolder
 
 TARGETS = (("predictor",), ("adapter",), ("predictor", "adapter"))
 PAUSE = (0.5, 9.0)  # seconds between two kills; the next start waits longer where one came within ten of the last

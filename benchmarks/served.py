@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ttac.data.streams import Scenario
-from ttac.evaluation import StreamChoice
-from ttac.replay import RemoteModel
-from ttac.serve.client import InferenceClient
-from ttac.serve.journal import Journal
-from ttac.serve.state_folder import StateFolder
+from ttac.evaluation.evaluate_job import StreamChoice
+from ttac.serving.client import InferenceClient
+from ttac.serving.journal import Journal
+from ttac.serving.replay import RemoteModel
+from ttac.serving.state_folder import StateFolder
 
 LONGEST = 120.0  # seconds for anything to happen
 MANY = 2**20  # events: all that a journal holds
@@ -39,7 +39,7 @@ class ServerProcess:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "ttac.cli", "serve", "--model", str(model), "--state", str(self.state)]
+        command = [sys.executable, "-m", "ttac", "serve", "--model", str(model), "--state", str(self.state)]
         command += ["--port", str(port), "--token-file", str(token_file), *flags]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)

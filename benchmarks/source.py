@@ -18,9 +18,9 @@ from timing import Row, median_seconds
 from torch import Tensor, nn
 
 from ttac import Classifier, SourceStatistics
+from ttac.model.networks import ResNet, ResNet50
+from ttac.source.buffered import PORTION
 from ttac.source.infer import Parameterisation
-from ttac.source.networks import ResNet, ResNet50
-from ttac.source.portions import PORTION
 
 BATCH = 256
 CLASSES, WIDTH = 1000, 2048

@@ -14,8 +14,8 @@ from rich.markup import escape
 from rich.table import Table
 from timing import Row
 
-from ttac.files import write_json
-from ttac.report.records import environment
+from ttac.common.environment import environment
+from ttac.common.files import write_json
 
 Measure = Callable[..., list[Row]]
 

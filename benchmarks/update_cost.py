@@ -11,7 +11,7 @@ from timing import Bound, Row, median_seconds
 from torch import nn
 
 import ttac
-from ttac.source.networks import ResNet, ResNet50
+from ttac.model.networks import ResNet, ResNet50
 
 WINDOW = 256
 VIEWS = {"ttac": 1, "ttac++": 2}  # images that the network has to see a sample

@@ -12,8 +12,8 @@ from table import run
 from timing import Row, median_seconds
 from torch import Tensor, nn
 
-from ttac.data.views import strong_view, weak_view
-from ttac.source.networks import ResNet
+from ttac.model.networks import ResNet
+from ttac.model.views import strong_view, weak_view
 
 WINDOW, LARGE_WINDOW = 256, 16
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}

@@ -15,9 +15,9 @@ from jsonargparse import auto_cli
 from PIL import Image, ImageDraw, ImageFont
 from sklearn.datasets import load_sample_image
 
+from ttac.common.files import replacing
 from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from ttac.data.corruptions.constants import LARGE
-from ttac.files import replacing
 
 COLUMNS = 5
 TILE, LINE = 150, 18

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ttac.bench.experiment import load_experiment
-from ttac.bench.job import BenchJob
-from ttac.bench.pool import Event, described
+from ttac.benchmark.experiment import load_experiment
+from ttac.benchmark.job import BenchJob
+from ttac.benchmark.pool import Event, described
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 PARTS = {"thresholds": 5, "rates": 3, "time": 3}  # shards, of which one is enough: of grids, and of the runs of queue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ttac.classifier import Classifier
-from ttac.source.networks import ResNet
+from ttac.model.classifier import Classifier
+from ttac.model.networks import ResNet
 
 # torchvision's wheel needs the torch build it was compiled for: beside another one its binary does not load, and its
 # import stops at fake kernels for operators that nobody has declared. Declaring them lets it and timm be imported.

@@ -13,30 +13,33 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ttac import checks as checks
-    from ttac.classifier import Classifier as Classifier
-    from ttac.engine import evaluate as evaluate
+    from ttac.evaluation import checks as checks
+    from ttac.evaluation.engine import evaluate as evaluate
+    from ttac.evaluation.protocols import PROTOCOLS as PROTOCOLS
+    from ttac.evaluation.records import Record as Record
     from ttac.methods.registry import adapt as adapt
-    from ttac.protocols import PROTOCOLS as PROTOCOLS
-    from ttac.report.records import Record as Record
+    from ttac.model.classifier import Classifier as Classifier
     from ttac.source.statistics import SourceStatistics as SourceStatistics
 
 _HOMES = {
-    "Classifier": "ttac.classifier",
+    "Classifier": "ttac.model.classifier",
     "SourceStatistics": "ttac.source.statistics",
     "adapt": "ttac.methods.registry",
-    "evaluate": "ttac.engine",
-    "PROTOCOLS": "ttac.protocols",
-    "Record": "ttac.report.records",
-    "checks": "ttac",
+    "evaluate": "ttac.evaluation.engine",
+    "PROTOCOLS": "ttac.evaluation.protocols",
+    "Record": "ttac.evaluation.records",
+    "checks": "ttac.evaluation.checks",
 }
 __all__ = [*_HOMES]
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    if name == "checks":
-        return importlib.import_module("ttac.checks")
-    if name in _HOMES:
-        return getattr(importlib.import_module(_HOMES[name]), name)
-    raise AttributeError(f"module 'ttac' has no attribute {name!r}; public names: {', '.join(_HOMES)}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'ttac' has no attribute {name!r}; public names: {', '.join(_HOMES)}")
+    home = importlib.import_module(_HOMES[name])
+    return home if name == "checks" else getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*_HOMES, "__version__"])

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from ttac.alignment import Alignment
+from ttac.adaptation.alignment import Alignment
 from ttac.gaussian import Gaussians
 
 

@@ -78,8 +78,8 @@ def parse_options(method: str, pairs: Sequence[str]) -> dict[str, Any]:
 
 def adapt_command(chosen: Namespace) -> int:
     """Stream a folder of images through an adapter."""
-    from ttac.choice import MethodChoice
-    from ttac.deploy import AdaptJob, run_adapt
+    from ttac.evaluation.adapt_folder import AdaptJob, run_adapt
+    from ttac.evaluation.method_choice import MethodChoice
 
     choice = MethodChoice(
         load_chosen_model(chosen), chosen.method, chosen.preset, parse_options(chosen.method, chosen.set), chosen.stats

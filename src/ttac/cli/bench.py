@@ -55,8 +55,8 @@ def bench_parser() -> ArgumentParser:
 
 def bench_command(chosen: Namespace) -> int:
     """Do the runs of some experiments."""
-    from ttac.bench.job import BenchJob, run_benches
-    from ttac.files import user_cache
+    from ttac.benchmark.job import BenchJob, run_benches
+    from ttac.common.files import user_cache
 
     jobs = [
         BenchJob(

@@ -15,7 +15,7 @@ from jsonargparse.typing import PositiveInt
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ttac.source.weights import LoadedModel
+    from ttac.model.weights import LoadedModel
 
 Job = TypeVar("Job")
 
@@ -104,8 +104,8 @@ def read_class_names(file: Path) -> tuple[str, ...]:
 
 def load_chosen_model(chosen: Namespace) -> LoadedModel:
     """Load the model that `add_model_arguments` names, as `add_speed_arguments` and `add_image_arguments` say."""
-    from ttac.source.models import load_model
-    from ttac.speed import Speed
+    from ttac.model.speed import Speed
+    from ttac.source.loading import load_model
 
     let_own_networks_be_imported(chosen.arch)
     speed = Speed(chosen.channels_last, chosen.autocast, chosen.compile) if "compile" in chosen else None
@@ -130,7 +130,7 @@ def run_job(run: Callable[[Job, Console], None], job: Job) -> int:
     """Run a job that ends cleanly on a signal, and give the exit code."""
     from rich.console import Console
 
-    from ttac.jobs import StoppedError
+    from ttac.common.resumable import StoppedError
 
     try:
         run(job, Console(soft_wrap=True))

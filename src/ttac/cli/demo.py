@@ -22,7 +22,7 @@ def demo_parser() -> ArgumentParser:
 
 def demo_command(chosen: Namespace) -> int:
     """Run the demo."""
-    from ttac.demo import run_demo
+    from ttac.benchmark.demo import run_demo
 
     run_demo(chosen.out, chosen.seed, cache=chosen.cache)
     return 0

@@ -29,8 +29,8 @@ def evaluate_parser() -> ArgumentParser:
 
 def evaluate_command(chosen: Namespace) -> int:
     """Evaluate one method on one stream."""
-    from ttac.choice import MethodChoice
-    from ttac.evaluation import EvaluateJob, Measurement, run_evaluate
+    from ttac.evaluation.evaluate_job import EvaluateJob, Measurement, run_evaluate
+    from ttac.evaluation.method_choice import MethodChoice
 
     stream = chosen_stream(chosen)
     options = {"seed": int(chosen.seed), **parse_options(chosen.method, chosen.set)}

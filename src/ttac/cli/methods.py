@@ -27,8 +27,8 @@ def methods_command(chosen: Namespace) -> int:
     from rich.console import Console
     from rich.table import Table
 
+    from ttac.evaluation.protocols import PROTOCOLS
     from ttac.methods.registry import methods
-    from ttac.protocols import PROTOCOLS
 
     rows = [_row(method) for method in methods().values()]
     if chosen.json:

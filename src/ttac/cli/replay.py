@@ -49,7 +49,7 @@ def replay_parser() -> ArgumentParser:
 
 def replay_command(chosen: Namespace) -> int:
     """Replay one stream."""
-    from ttac.replay import ReplayJob, run_replay
+    from ttac.serving.replay import ReplayJob, run_replay
 
     job = ReplayJob(
         chosen_stream(chosen),

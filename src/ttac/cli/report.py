@@ -34,6 +34,6 @@ def report_parser() -> ArgumentParser:
 
 def report_command(chosen: Namespace) -> int:
     """Write the report."""
-    from ttac.report.job import ReportJob, run_report
+    from ttac.benchmark.report.job import ReportJob, run_report
 
     return run_job(run_report, ReportJob(chosen.results, chosen.out, tuple(chosen.experiment)))

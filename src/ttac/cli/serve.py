@@ -13,7 +13,7 @@ from ttac.cli.adapt import add_method_arguments, parse_options
 from ttac.cli.common import add_model_arguments, add_speed_arguments, load_chosen_model, new_parser, run_job
 
 if TYPE_CHECKING:
-    from ttac.source.weights import LoadedModel
+    from ttac.model.weights import LoadedModel
 
 
 def serve_parser() -> ArgumentParser:
@@ -131,10 +131,10 @@ def serve_command(chosen: Namespace) -> int:
     # Before numpy is imported: its threads would not outlive a fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
-        from ttac.serve.supervisor import run_serve
+        from ttac.serving.supervisor import run_serve
     except ModuleNotFoundError as error:
         raise ImportError(f"{error}: install what serving needs with pip install 'ttac[serve]'") from error
-    from ttac.serve.settings import ServeJob
+    from ttac.serving.settings import ServeJob
 
     def load(device: str) -> LoadedModel:
         return load_chosen_model(Namespace({**chosen, "device": device}))

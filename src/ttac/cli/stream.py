@@ -11,7 +11,7 @@ from jsonargparse.typing import NonNegativeInt, PositiveInt
 from ttac.cli.common import add_data_argument
 
 if TYPE_CHECKING:
-    from ttac.evaluation import StreamChoice
+    from ttac.evaluation.evaluate_job import StreamChoice
 
 
 def add_stream_arguments(parser: ArgumentParser, batch: int, batch_help: str) -> None:
@@ -53,7 +53,7 @@ def chosen_stream(chosen: Namespace) -> StreamChoice:
     """Give the stream that `add_stream_arguments` names."""
     from ttac.data.corruptions import corruption_names
     from ttac.data.streams import Scenario
-    from ttac.evaluation import StreamChoice
+    from ttac.evaluation.evaluate_job import StreamChoice
 
     scenario = Scenario(
         chosen.scenario,

@@ -72,8 +72,8 @@ def train_parser() -> ArgumentParser:
 
 def train_command(chosen: Namespace) -> int:
     """Train a source model."""
-    from ttac.source.job import TrainJob, run_train
     from ttac.source.train import Recipe
+    from ttac.source.train_job import TrainJob, run_train
 
     let_own_networks_be_imported(chosen.arch)
     objective, arch_options = parse_settings(chosen.objective, chosen.set)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ttac.files import replacing, text_hash, to_disk
-from ttac.jobs import StoppedError
+from ttac.common.files import replacing, text_hash, to_disk
+from ttac.common.resumable import StoppedError
 
 SYNC_SECONDS = 5.0
 

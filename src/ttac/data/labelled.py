@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ttac.files import text_hash
-from ttac.inputs import check_labels
+from ttac.common.files import text_hash
+from ttac.model.inputs import check_labels
 
 CHUNK = 1024
 KEPT_BYTES = 2**30

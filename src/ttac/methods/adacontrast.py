@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ttac.classifier import Classifier
-from ttac.losses import diversity
+from ttac.adaptation.losses import diversity
+from ttac.adaptation.step import HALF
 from ttac.methods.base import Capabilities, Moment, require
 from ttac.methods.registry import register
 from ttac.methods.views import ViewAdapter, ViewOptions
 from ttac.methods.windows import Trial
-from ttac.norms import batch_norms
-from ttac.update import HALF
+from ttac.model.classifier import Classifier
+from ttac.model.norms import batch_norms
 
 
 @dataclass(frozen=True)

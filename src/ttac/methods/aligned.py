@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttac.alignment import Alignment
-from ttac.branches import BranchKind, ContrastiveBranch
+from ttac.adaptation.alignment import Alignment
 from ttac.gaussian import Blend
 from ttac.methods.base import require
 from ttac.methods.views import View, ViewAdapter, ViewOptions
+from ttac.model.branches import BranchKind, ContrastiveBranch
 from ttac.source.statistics import SourceStatistics
 
 

@@ -14,11 +14,11 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ttac.branches import BranchKind
-from ttac.classifier import Classifier
-from ttac.footprint import held_bytes
+from ttac.common.tensor_memory import held_bytes
+from ttac.model.branches import BranchKind
+from ttac.model.classifier import Classifier
+from ttac.model.weights import misfit
 from ttac.source.statistics import SourceStatistics
-from ttac.source.weights import misfit
 
 Moment = Literal["before", "during", "after"]
 Need = Literal["statistics", "contrastive branch", "rotation branch"]

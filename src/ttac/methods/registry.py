@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from ttac.classifier import Classifier
+from ttac.common.lookup import pick
 from ttac.methods.base import Adapter
-from ttac.names import pick
+from ttac.model.classifier import Classifier
 from ttac.source.statistics import SourceStatistics
 
 AdapterType = TypeVar("AdapterType", bound=type[Adapter])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ttac.losses import self_training
+from ttac.adaptation.losses import self_training
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.views import ViewAdapter, ViewOptions

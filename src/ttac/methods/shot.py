@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.losses import diversity, entropy
+from ttac.adaptation.losses import diversity, entropy
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.windows import GradientAdapter, GradientOptions, Trial

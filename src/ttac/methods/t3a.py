@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.classifier import Classifier
 from ttac.methods.base import Capabilities, Moment, require
 from ttac.methods.registry import register
 from ttac.methods.windows import WindowAdapter, WindowOptions
+from ttac.model.classifier import Classifier
 
 
 @dataclass(frozen=True)

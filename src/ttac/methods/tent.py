@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from ttac.losses import entropy
+from ttac.adaptation.losses import entropy
 from ttac.methods.base import Capabilities, Moment
 from ttac.methods.registry import register
 from ttac.methods.windows import GradientAdapter, GradientOptions, Trial

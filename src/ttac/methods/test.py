@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ttac.evaluation.protocols import PROTOCOLS
 from ttac.methods.base import Adapter, Capabilities
 from ttac.methods.registry import register
-from ttac.protocols import PROTOCOLS
 
 
 @register

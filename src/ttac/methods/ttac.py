@@ -11,18 +11,18 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from ttac.alignment import Alignment
+from ttac.adaptation.alignment import Alignment
+from ttac.adaptation.filters import Filtered, FilterKind, filter_pseudo_labels
+from ttac.adaptation.losses import filtered_labels
 from ttac.data.sets.spec import PaperNumbers
 from ttac.data.sets.specs import paper_numbers
-from ttac.filters import Filtered, FilterKind, filter_pseudo_labels
+from ttac.evaluation.protocols import PROTOCOLS
 from ttac.gaussian import Blend, Direction
-from ttac.losses import filtered_labels
 from ttac.methods.aligned import AlignedAdapter, AlignedOptions
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.views import View
 from ttac.methods.windows import Trial
-from ttac.protocols import PROTOCOLS
 from ttac.source.statistics import SourceStatistics
 
 

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ttac.losses import diversity, entropy
+from ttac.adaptation.losses import diversity, entropy
+from ttac.evaluation.protocols import PROTOCOLS
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
 from ttac.methods.views import View
-from ttac.protocols import PROTOCOLS
 
 
 @dataclass(frozen=True)

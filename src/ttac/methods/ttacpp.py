@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ttac.losses import self_training
+from ttac.adaptation.losses import self_training
+from ttac.evaluation.protocols import PROTOCOLS
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
 from ttac.methods.views import View
-from ttac.protocols import PROTOCOLS
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.branches import BranchKind, RotationBranch, rotate
 from ttac.methods.base import Capabilities
 from ttac.methods.registry import register
 from ttac.methods.windows import GradientAdapter, GradientOptions, Trial
+from ttac.model.branches import BranchKind, RotationBranch, rotate
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from functools import partial
 
 from torch import Tensor
 
-from ttac.alignment import Alignment
-from ttac.branches import ContrastiveBranch
+from ttac.adaptation.alignment import Alignment
 from ttac.methods.aligned import AlignedAdapter, AlignedOptions
 from ttac.methods.base import Capabilities, require
 from ttac.methods.registry import register
 from ttac.methods.windows import Trial
+from ttac.model.branches import ContrastiveBranch
 from ttac.source.statistics import SourceStatistics
 
 

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from ttac.data.views import LARGEST_MAGNITUDE, strong_view, weak_view
 from ttac.methods.base import Moment, require
 from ttac.methods.windows import GradientAdapter, GradientOptions
+from ttac.model.views import LARGEST_MAGNITUDE, strong_view, weak_view
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ttac.adaptation.memory import SampleQueue
+from ttac.adaptation.step import Updater
 from ttac.methods.base import Adapter, Moment, Options, require
-from ttac.norms import BatchNormTracker
-from ttac.sample_queue import SampleQueue
-from ttac.update import Updater
+from ttac.model.norms import BatchNormTracker
 
 
 @dataclass(frozen=True)

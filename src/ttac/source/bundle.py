@@ -14,13 +14,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ttac.branches import Branch
-from ttac.classifier import Classifier
-from ttac.files import replacing, write_json
-from ttac.report.records import environment
+from ttac.common.environment import environment
+from ttac.common.files import replacing, write_json
+from ttac.model.branches import Branch
+from ttac.model.classifier import Classifier
+from ttac.model.weights import METADATA_KEY, LoadedModel, ModelDescription, load_weights, misfit, save_model
 from ttac.source.objectives import Objective, make_objective
 from ttac.source.statistics import SourceStatistics
-from ttac.source.weights import METADATA_KEY, LoadedModel, ModelDescription, load_weights, misfit, save_model
 
 FORMAT = "ttac.bundle/1"
 DESCRIPTION, WEIGHTS, BRANCH, STATISTICS = (

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.classifier import Classifier
 from ttac.gaussian import Full, Gaussians, Isotropic
-from ttac.heads import HeadError, evaluating, probe_images
+from ttac.model.classifier import Classifier
+from ttac.model.heads import HeadError, evaluating, probe_images
 
 Parameterisation = Literal["absolute", "square", "signed"]
 

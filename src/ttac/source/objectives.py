@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.branches import BRANCHES, Branch, BranchKind, ContrastiveBranch, rotate
-from ttac.classifier import Classifier
-from ttac.data.views import LARGEST_MAGNITUDE, strong_view
-from ttac.norms import BatchNormTracker
+from ttac.model.branches import BRANCHES, Branch, BranchKind, ContrastiveBranch, rotate
+from ttac.model.classifier import Classifier
+from ttac.model.norms import BatchNormTracker
+from ttac.model.views import LARGEST_MAGNITUDE, strong_view
 
 
 @dataclass(frozen=True)

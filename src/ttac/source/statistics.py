@@ -14,15 +14,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ttac.branches import ContrastiveBranch
-from ttac.branches import fingerprint as branch_fingerprint
-from ttac.classifier import Classifier
-from ttac.files import replacing
+from ttac.common.files import replacing
 from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
-from ttac.heads import evaluating
-from ttac.inputs import check_labels
+from ttac.model.branches import ContrastiveBranch
+from ttac.model.branches import fingerprint as branch_fingerprint
+from ttac.model.classifier import Classifier
+from ttac.model.heads import evaluating
+from ttac.model.inputs import check_labels
+from ttac.source.buffered import Portions
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
-from ttac.source.portions import Portions
 
 FORMAT = "ttac.statistics/1"
 PARTS = ("classes", "overall", "projected")

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ttac.classifier import Classifier
 from ttac.data.labelled import LabelledImages, from_tensors
-from ttac.data.views import random_crop, random_flip
-from ttac.heads import evaluating
+from ttac.model.classifier import Classifier
+from ttac.model.heads import evaluating
+from ttac.model.views import random_crop, random_flip
 from ttac.source.objectives import CrossEntropy, Objective, SourceBatch
 
 Progress = Callable[[int, int, float], None]  # epoch, epochs, mean training loss

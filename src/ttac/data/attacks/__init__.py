@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.classifier import Classifier
 from ttac.data.corruptions.draws import Draws, check_seed
-from ttac.heads import evaluating
-from ttac.inputs import check_labels
+from ttac.model.classifier import Classifier
+from ttac.model.heads import evaluating
+from ttac.model.inputs import check_labels
 
 Norm = Literal["linf", "l2"]
 # eps and step: those of the paper's adversarial target, and the radius of the usual CIFAR benchmarks in L2 with a fifth

@@ -13,16 +13,16 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from ttac.common.environment import environment
+from ttac.common.files import write_json
+from ttac.common.resumable import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
 from ttac.data.array_file import ArrayFile, check_space, has_labels, save_labels
 from ttac.data.attacks import PGDOptions, freeze, pgd
+from ttac.data.for_model import read_for
 from ttac.data.labelled import LabelledImages, hash_of
 from ttac.data.sets import find_data
-from ttac.files import write_json
-from ttac.heads import evaluating
-from ttac.jobs import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
-from ttac.report.records import environment
-from ttac.source.target import read_for
-from ttac.source.weights import LoadedModel, check_size
+from ttac.model.heads import evaluating
+from ttac.model.weights import LoadedModel, check_size
 
 FORMAT = "ttac.attack/1"
 IMAGES, LABELS, RECORD = "images.npy", "labels.npy", "record.json"

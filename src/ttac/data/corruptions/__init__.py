@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttac.common.files import text_hash
+from ttac.common.lookup import pick
 from ttac.data.corruptions import blur, digital, noise, spatter, weather
 from ttac.data.corruptions.constants import NAMES, SEVERITIES, SMALL, constants, table_side
 from ttac.data.corruptions.draws import Draws, check_seed
 from ttac.data.corruptions.filters import cut_to_bytes
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
-from ttac.files import text_hash
-from ttac.names import pick
 
 CORRUPTIONS, EXTRA = NAMES[:15], NAMES[15:]
 SMALLEST_SIDE = 8

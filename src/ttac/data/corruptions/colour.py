@@ -8,7 +8,7 @@ from typing import Concatenate, ParamSpec
 
 from torch import Tensor
 
-from ttac.data.colour import grey
+from ttac.model.colour import grey
 
 Rest = ParamSpec("Rest")
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ttac.common.files import text_hash
 from ttac.data.corruptions.constants import LARGE, SMALL, table_side
 from ttac.data.corruptions.crystals import frost_textures
 from ttac.data.corruptions.draws import Draws
 from ttac.data.folder import UnreadableImageError, read_image
-from ttac.files import text_hash
 
 # There is a sixth photograph, which the authors' generators never draw.
 PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")

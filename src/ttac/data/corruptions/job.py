@@ -12,16 +12,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
+from ttac.common.environment import environment
+from ttac.common.files import write_json
+from ttac.common.resumable import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
 from ttac.data.array_file import ArrayFile, check_space, has_labels, save_labels
 from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import read_data
-from ttac.files import write_json
-from ttac.jobs import PROGRESS, alone_in, begin, image_progress, plain_settings, read_record, signals_noted
-from ttac.report.records import environment
-from ttac.source.weights import usable_device
+from ttac.model.weights import usable_device
 
 FORMAT = "ttac.corruptions/1"
 LABELS, RECORD = "labels.npy", "record.json"

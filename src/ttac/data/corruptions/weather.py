@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ttac.data.colour import grey
 from ttac.data.corruptions.colour import in_colour
 from ttac.data.corruptions.draws import Draws
 from ttac.data.corruptions.filters import clipped_zoom, motion_blur_along
 from ttac.data.corruptions.frost import FrostPhotographs, frost_crops
 from ttac.data.corruptions.plasma import plasma
+from ttac.model.colour import grey
 
 
 @in_colour

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from ttac.common.files import user_cache
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, from_tensors
 from ttac.data.sets import arrays, cifar, image_files
@@ -18,7 +19,6 @@ from ttac.data.sets.glyphs import draw_glyphs
 from ttac.data.sets.layout import Layout, Wanted
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import SPECS, get_spec
-from ttac.files import user_cache
 
 
 def data_root(root: Path | None = None) -> Path:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
-from ttac.files import to_disk
+from ttac.common.files import to_disk
 
 MAX_MEMBERS = 3_000_000
 MAX_HEADER = 2**20  # bytes of one member, with its long name and all else that stands before its content

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, hash_of
 from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
 from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import get_spec
-from ttac.inputs import check_labels
-from ttac.names import pick
+from ttac.model.inputs import check_labels
 
 SPLITS = ("train", "test")
 PAIR = ("images.npy", "labels.npy")

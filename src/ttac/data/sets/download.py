@@ -27,9 +27,9 @@ from urllib.request import (
 )
 
 from ttac import __version__
+from ttac.common.files import to_disk
 from ttac.data.array_file import mebibytes
 from ttac.data.sets.spec import RemoteFile
-from ttac.files import to_disk
 
 TIMEOUT = 30.0
 ATTEMPTS = 4  # that bring nothing new

@@ -13,14 +13,14 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
+from ttac.common.lookup import pick
+from ttac.common.resumable import alone_in
 from ttac.data.array_file import mebibytes
 from ttac.data.sets import DataSet, find_data
 from ttac.data.sets.archives import unpack
 from ttac.data.sets.check import Finding, check_data
 from ttac.data.sets.download import DownloadError, check_file, download, part_of
 from ttac.data.sets.spec import DatasetSpec, RemoteFile
-from ttac.jobs import alone_in
-from ttac.names import pick
 
 
 def fetch(

@@ -15,9 +15,9 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ttac.common.lookup import pick
 from ttac.data.sets.digits import LEVELS, enlarged
 from ttac.data.sets.specs import get_spec
-from ttac.names import pick
 
 # Left out: the zero of DejaVu Sans Mono has a dot that nobody writes, cmmi10 has digits that hang below the line, and
 # matplotlib's other fonts have none.

@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ttac.common.files import text_hash
+from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.folder import UnreadableImageError, image_size, labels_by_subfolder, list_images, read_image
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
-from ttac.files import text_hash
-from ttac.names import pick
 
 LIST = "image_list.txt"  # VisDA's name for a list of files and labels
 LONGEST_LINE = 4096

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import NAMES, SEVERITIES
 from ttac.data.sets.spec import DatasetSpec, PaperNumbers, RemoteFile
-from ttac.names import pick
 
 
 def get_spec(name: str) -> DatasetSpec:

@@ -1,0 +1,205 @@
+"""An experiment: which methods run under which protocols on which targets, read from layers of YAML."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from jsonargparse import ArgumentError, ArgumentParser
+
+from ttac.common.lookup import pick
+from ttac.data.attacks import Norm
+from ttac.model.speed import Precision
+
+ScaleName = Literal["tiny", "cpu", "paper"]
+Figure = Literal["cumulative", "bars", "heatmap", "time", "tsne"]
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    """How a source model is trained; a bundle that is named on the command line takes its place."""
+
+    data: str
+    arch: str | None = None  # None: that of `init`
+    arch_options: dict[str, int] = field(default_factory=dict)
+    objective: str = "ce"
+    init: str | None = None  # another source, to start from
+    epochs: int = 10
+    batch: int = 128
+    lr: float = 0.1
+    weight_decay: float = 5e-4
+    seed: int = 0
+    size: int | None = None  # of image files
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """Images that the model was not trained on; each domain at each severity is a stream of its own."""
+
+    data: str
+    corruptions: list[str] = field(default_factory=list)  # made as the images are read; "standard": the fifteen
+    domains: list[str] = field(default_factory=list)  # files that the data bring along
+    severities: list[int] = field(default_factory=list)
+    attack: Norm | None = None  # on the model that is adapted, with the usual radius, frozen before anything runs
+    split: str = "test"
+    samples: int | None = None  # chosen at random, the same ones for every seed; None: all
+    batch: int = 256  # that arrive at a time
+    prefetch: int = 0  # batches read ahead, by a thread that would show in the methods' times
+    preset: str | None = None  # of the methods that have one of that name
+    options: dict[str, Any] = field(default_factory=dict)  # of every method that has them, over the experiment's
+    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)  # which source stands for the one that an entry names
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Some rows of a table: methods under a protocol, with options that may be varied."""
+
+    methods: list[str]
+    protocol: str
+    source: str = "plain"
+    targets: list[str] | None = None  # None: all of the experiment
+    options: dict[str, Any] = field(default_factory=dict)
+    grid: dict[str, list[Any]] = field(default_factory=dict)  # options of which every combination runs
+    statistics: Literal["rescaled"] | None = None  # None: collected, or inferred under a source-free protocol
+    row: str | None = None  # as in the experiment
+    column: str | None = None
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure: what runs, and where its numbers stand.
+
+    `row` and `column` are templates of a run's place, which may name {title}, {method}, {protocol}, {source}, {target},
+    {domain}, {severity}, {seed} and any option. Runs of one place are averaged.
+    """
+
+    title: str
+    runs: list[Entry]
+    sources: dict[str, SourceSpec]
+    targets: dict[str, TargetSpec]
+    about: str = ""
+    published: list[str] = field(default_factory=list)  # tables of the paper to stand beside
+    figures: list[Figure] = field(default_factory=list)
+    metric: Literal["error", "seconds"] = "error"
+    by_class: bool = False  # columns are classes
+    average: bool = False  # a last column
+    row: str = "{title}"
+    column: str = "{target}"
+    seeds: list[int] = field(default_factory=lambda: [0])
+    method_seeds: dict[str, list[int]] = field(default_factory=dict)  # of some methods, instead
+    protocol_samples: dict[str, int] = field(default_factory=dict)  # of some protocols, instead of the targets' own
+    options: dict[str, Any] = field(default_factory=dict)  # of every method that has them
+    method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    epochs: int = 3  # of multi-pass protocols
+    features: int = 0  # samples whose features are kept for t-SNE
+    channels_last: bool = False  # this and the next two are those of `Classifier.tuned`
+    autocast: Precision | None = None
+    compile: bool = False
+
+
+def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:
+    """Read an experiment at a scale: `scales/<scale>.yaml` beside it, itself, its part on the scale, and overrides.
+
+    Later layers win; mappings are merged, everything else is replaced, and null takes a key out. An override is
+    `dotted.path=value`, with the value in YAML. A key that no layer may have raises an error.
+    """
+    own = _read(file)
+    scales = own.pop("scales", None) or {}
+    if not isinstance(scales, dict) or not all(isinstance(part or {}, dict) for part in scales.values()):
+        raise ValueError(f"{file}: scales must be a mapping from a scale's name to what it changes")
+    for name in scales:
+        pick(name, dict.fromkeys(get_args(ScaleName)), f"scale in {file}")
+    pick(scale, scales, f"scale of {file}")
+    shared = file.parent / "scales" / f"{scale}.yaml"
+    layers = [_read(shared) if shared.exists() else {}, own, scales[scale] or {}]
+    layers += [_override(text) for text in overrides]
+    content: dict[str, Any] = {}
+    for layer in layers:
+        content = _merged(content, layer)
+    return _parse(content, f"{file} at scale {scale}")
+
+
+def said(spec: Any) -> dict[str, Any]:
+    """Give the fields of a dataclass that are not their defaults, so that a field of later versions changes nothing.
+
+    >>> said(SourceSpec("digits", epochs=2))
+    {'data': 'digits', 'epochs': 2}
+    """
+    silent = {one.name: one.default_factory() if callable(one.default_factory) else one.default for one in fields(spec)}
+    return {name: value for name, value in vars(spec).items() if value != silent[name]}
+
+
+def _parse(content: dict[str, Any], where: str) -> Experiment:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Experiment)
+    try:
+        # Older versions know the method under its long name alone, which newer ones warn of.
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        return Experiment(**vars(instantiate(parser.parse_object(content))))
+    except (ArgumentError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{where}: {_one_line(str(error))}{_hint(str(error))}") from error
+
+
+def _hint(message: str) -> str:
+    """Suggest the key that may have been meant.
+
+    >>> _hint("Option 'seed' is not accepted")
+    '; did you mean seeds?'
+    """
+    wrong = re.search(r"Option '([^']+)' is not accepted", message)
+    known = {one.name for spec in (Experiment, Entry, SourceSpec, TargetSpec) for one in fields(spec)}
+    close = difflib.get_close_matches(wrong[1], sorted(known - {wrong[1]}), n=1) if wrong else []
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _one_line(text: str) -> str:
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise FileNotFoundError(f"no experiment {file}")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{file} is not YAML: {_one_line(str(error))}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} must be a mapping, with title, runs and scales")
+    return content
+
+
+def _override(text: str) -> dict[str, Any]:
+    """Make a layer of `dotted.path=value`.
+
+    >>> _override("targets.C10-C.samples=500")
+    {'targets': {'C10-C': {'samples': 500}}}
+    """
+    path, equals, value = text.partition("=")
+    if not equals or not all(path.split(".")):
+        raise ValueError(f"{text!r} is not of the form dotted.path=value, such as seeds=[0,1]")
+    try:
+        layer = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value of {text!r} is not YAML: {_one_line(str(error))}") from error
+    for key in reversed(path.split(".")):
+        layer = {key: layer}
+    return layer
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one mapping over another.
+
+    >>> _merged({"a": {"b": 1, "c": 2}, "d": 4}, {"a": {"c": 3}, "d": None, "e": {"f": None}})
+    {'a': {'b': 1, 'c': 3}, 'e': {}}
+    """
+    merged = dict(below)
+    for key, value in above.items():
+        there = merged.get(key)
+        merged[key] = _merged(there if isinstance(there, dict) else {}, value) if isinstance(value, dict) else value
+    return {key: value for key, value in merged.items() if value is not None}

@@ -1,0 +1,270 @@
+"""Tables from records: a cell is a mean over seeds, with its spread, its records and what the paper has there."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ttac.benchmark.report.published import MEAN, NO_PROTOCOL, PublishedTable
+from ttac.benchmark.report.results import Done, Experiment, Part, Run
+from ttac.common.lookup import pick
+from ttac.data.corruptions.constants import NAMES
+
+DIGITS = {"error": 2, "seconds": 4}
+UNITS = {"error": "error (%)", "seconds": "seconds a sample"}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a table: for each seed the mean over domains, then the mean over seeds."""
+
+    values: Mapping[int | str, float]  # by seed; by column in an average of columns that have no seed in common
+    done: tuple[Done, ...]
+    lacking: str = ""  # what a whole mean would be over
+    over: str = "seeds"
+    published: float | None = None
+    published_std: float | None = None
+    best: bool = False
+
+    @property
+    def mean(self) -> float:
+        """Give the mean over seeds."""
+        return statistics.fmean(self.values.values())
+
+    @property
+    def std(self) -> float | None:
+        """Give the sample standard deviation over seeds, None of one."""
+        return statistics.stdev(self.values.values()) if self.n > 1 else None
+
+    @property
+    def n(self) -> int:
+        """Give the number of seeds."""
+        return len(self.values)
+
+    @property
+    def whole(self) -> bool:
+        """Tell whether the mean is over all that it should be over."""
+        return not self.lacking
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method of a group; a column that has no record is not among the cells."""
+
+    group: str
+    title: str
+    cells: Mapping[str, Cell]
+
+    @property
+    def seeds(self) -> str:
+        """Give the number of seeds, as a range where it differs between cells."""
+        return as_range(cell.n for column, cell in self.cells.items() if column != MEAN)
+
+    @property
+    def sources(self) -> set[str]:
+        """Give the source models of its runs."""
+        return {done.run.source for cell in self.cells.values() for done in cell.done}
+
+
+@dataclass(frozen=True)
+class Table:
+    """The table of an experiment at a scale."""
+
+    experiment: Experiment
+    columns: tuple[str, ...]  # the average is the last, where there is one
+    rows: tuple[Row, ...]
+    sources: tuple[PublishedTable, ...]  # of the published numbers
+
+    @property
+    def groups(self) -> list[str]:
+        """Give the groups in their order."""
+        return list(dict.fromkeys(row.group for row in self.rows))
+
+    @property
+    def digits(self) -> int:
+        """Give the decimal places of its numbers."""
+        return DIGITS[self.experiment.metric]
+
+    @property
+    def compared(self) -> bool:
+        """Tell whether any number has one of the paper beside it."""
+        return any(cell.published is not None for row in self.rows for cell in row.cells.values())
+
+    def of(self, group: str) -> list[Row]:
+        """Give the rows of a group."""
+        return [row for row in self.rows if row.group == group]
+
+    def with_reference(self, group: str) -> list[Row]:
+        """Give the rows of a group, after those without adaptation of the same source models, to compare with."""
+        own = self.of(group)
+        titles = {row.title for row in own}
+        sources = set().union(*(row.sources for row in own))
+        without = [row for row in self.of(NO_PROTOCOL) if group != NO_PROTOCOL and row.title not in titles]
+        return [*(row for row in without if row.sources & sources), *own]
+
+
+def as_range(counts: Iterable[int]) -> str:
+    """Write how many there are, as a range where it differs.
+
+    >>> as_range([3, 3]), as_range([5, 3, 4])
+    ('3', '3-5')
+    """
+    found = sorted(set(counts))
+    return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
+
+
+def make_table(experiment: Experiment, published: Mapping[str, PublishedTable]) -> Table:
+    """Lay the records of an experiment out, with the best of each column and group marked."""
+    sources = tuple(pick(name, published, f"published table of {experiment.key}") for name in experiment.published)
+    columns = tuple(_columns(experiment))
+    places: dict[tuple[str, str], list[Done]] = {(run.group, run.row): [] for run in experiment.places}
+    for done in experiment.done:
+        places[done.run.group, done.run.row].append(done)
+    rows = [Row(*place, _cells(experiment, columns, done)) for place, done in places.items() if done]
+    if experiment.average:
+        rows = [replace(row, cells={**row.cells, MEAN: _average(row, columns)}) for row in rows]
+    rows = [_beside_published(row, columns, sources) for row in rows]
+    shown = (*columns, MEAN) if experiment.average else columns
+    return _with_best(Table(experiment, shown, tuple(rows), sources))
+
+
+def _cells(experiment: Experiment, columns: Sequence[str], done: Sequence[Done]) -> dict[str, Cell]:
+    values = [(each, values_of(experiment, each)) for each in done]
+    cells = {}
+    for column in columns:
+        measured = [(each, found[column]) for each, found in values if column in found]
+        if measured:
+            cells[column] = _cell(measured, _wanted(experiment, done[0].run, column))
+    return cells
+
+
+def readable(column: str) -> str:
+    """Write a corruption as words; other names stay as they are.
+
+    >>> readable("gaussian_noise"), readable("tau_PP 0.5")
+    ('gaussian noise', 'tau_PP 0.5')
+    """
+    return column.replace("_", " ") if column in NAMES else column
+
+
+def whole_runs(table: Table, row: Row, every_column: bool) -> list[Done]:
+    """Give the runs behind a row's whole means; with `every_column` none of a row that lacks some of its columns."""
+    columns = [column for column in table.columns if column != MEAN]
+    cells = [row.cells[column] for column in columns if column in row.cells and row.cells[column].whole]
+    if every_column and len(cells) < len(columns) and not table.experiment.complete:
+        return []
+    return list({done.run.name: done for cell in cells for done in cell.done}.values())
+
+
+def over_seeds(values: Iterable[tuple[int, float]]) -> dict[int | str, float]:
+    """Give the mean of the values of each seed.
+
+    >>> over_seeds([(0, 1.0), (0, 3.0), (1, 5.0)])
+    {0: 2.0, 1: 5.0}
+    """
+    by_seed: dict[int, list[float]] = {}
+    for seed, value in values:
+        by_seed.setdefault(seed, []).append(value)
+    return {seed: statistics.fmean(each) for seed, each in by_seed.items()}
+
+
+def _columns(experiment: Experiment) -> Iterable[str]:
+    if not experiment.by_class:
+        return dict.fromkeys(run.column for run in experiment.places)
+    if experiment.classes is not None:
+        return experiment.classes
+    return (str(index) for index in range(max((len(done.record.class_error) for done in experiment.done), default=0)))
+
+
+def values_of(experiment: Experiment, done: Done) -> dict[str, float]:
+    """Give the numbers that a record has in its experiment's table, by column."""
+    record = done.record
+    if not experiment.by_class:
+        seconds = experiment.metric == "seconds"
+        return {done.run.column: record.seconds / record.samples if seconds else float(record.error or 0.0)}
+    names = experiment.classes or [str(index) for index in range(len(record.class_error))]
+    errors = zip(names, record.class_error, strict=True)
+    return {name: error for name, error in errors if error is not None}
+
+
+def _wanted(experiment: Experiment, like: Run, column: str) -> set[Part]:
+    """Give the parts of a whole cell in the row of `like`: those of its runs, or, while some runs are missing, those
+    that any row is to have in the column."""
+    if len(experiment.places) < len(experiment.runs):
+        return experiment.parts[like.column if experiment.by_class else column]
+    here = [run for run in experiment.places if (run.group, run.row) == (like.group, like.row)]
+    return {run.part for run in here if experiment.by_class or run.column == column}
+
+
+def _cell(measured: Sequence[tuple[Done, float]], wanted: set[Part]) -> Cell:
+    """Average over parts; seeds that lack a part are left out where another one has all."""
+    parts: dict[int, set[Part]] = {}
+    for done, _ in measured:
+        parts.setdefault(done.run.seed, set()).add(done.run.part)
+    whole = {seed for seed, found in parts.items() if found >= wanted}
+    used = [(done, value) for done, value in measured if not whole or done.run.seed in whole]
+    lacking = "" if whole else f"{max(map(len, parts.values()))} of {len(wanted)} domains"
+    values = over_seeds((done.run.seed, value) for done, value in used)
+    return Cell(values, tuple(done for done, _ in used), lacking)
+
+
+def _average(row: Row, columns: Sequence[str]) -> Cell:
+    """Average over the columns, seed by seed; where they have no seed in common, the spread is over the columns."""
+    cells = {column: row.cells[column] for column in columns if column in row.cells}
+    if len(cells) < len(columns):
+        lacking = f"{len(cells)} of {len(columns)} columns"
+    else:
+        lacking = next((cell.lacking for cell in cells.values() if not cell.whole), "")
+    done = tuple({each.run.name: each for cell in cells.values() for each in cell.done}.values())
+    common = [seed for seed in next(iter(cells.values())).values if all(seed in cell.values for cell in cells.values())]
+    if not common:
+        return Cell({column: cell.mean for column, cell in cells.items()}, done, lacking, over="columns")
+    values = {seed: statistics.fmean(cell.values[seed] for cell in cells.values()) for seed in common}
+    return Cell(values, tuple(each for each in done if each.run.seed in common), lacking)
+
+
+def _beside_published(row: Row, columns: Sequence[str], sources: Sequence[PublishedTable]) -> Row:
+    """Put the paper's numbers beside whole means: one over a part of the domains is of something else."""
+    cells = {}
+    for column, cell in row.cells.items():
+        for table in sources if cell.whole else ():
+            if column == MEAN:
+                number = _published_average(table, row, columns)
+            else:
+                number = (table.value(row.group, row.title, column), None)
+            if number[0] is not None:
+                cell = replace(cell, published=number[0], published_std=number[1])
+                break
+        cells[column] = cell
+    return replace(row, cells=cells)
+
+
+def _published_average(table: PublishedTable, row: Row, columns: Sequence[str]) -> tuple[float | None, float | None]:
+    """Give what the paper prints, or, of a part of its columns, its mean over that part."""
+    if set(columns) >= set(table.columns):
+        found = [each for each in table.rows if (each.group, each.row) == (row.group, row.title)]
+        return table.value(row.group, row.title, MEAN), found[0].spread if found else None
+    values = [table.value(row.group, row.title, column) for column in columns]
+    known = [value for value in values if value is not None]
+    return (statistics.fmean(known) if known and len(known) == len(values) else None), None
+
+
+def _with_best(table: Table) -> Table:
+    """Mark the lowest whole mean of each column and group, as it is printed, where there is something to compare."""
+    best: dict[tuple[str, str], float] = {}
+    for group in table.groups:
+        for column in table.columns:
+            cells = [row.cells[column] for row in table.of(group) if column in row.cells]
+            means = [round(cell.mean, table.digits) for cell in cells if cell.whole]
+            if means and min(means) < max(means):
+                best[group, column] = min(means)
+
+    def marked(row: Row) -> Row:
+        cells = {
+            column: replace(cell, best=cell.whole and best.get((row.group, column)) == round(cell.mean, table.digits))
+            for column, cell in row.cells.items()
+        }
+        return replace(row, cells=cells)
+
+    return replace(table, rows=tuple(marked(row) for row in table.rows))

@@ -1,0 +1,275 @@
+"""The only loop over a stream; it alone holds labels."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from torch import Tensor
+
+from ttac.common.environment import environment
+from ttac.data.streams import Arrival, Stream
+from ttac.evaluation.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter, PeakMemory
+from ttac.evaluation.protocols import Protocol, ProtocolError, get_protocol
+from ttac.evaluation.records import Record
+from ttac.methods.base import Adapter, Step
+from ttac.model.inputs import check_labels
+
+Kept = TypeVar("Kept")
+# Closed where a walk ends, however it ends: a stream that reads ahead stops then, and not when an error is forgotten.
+_Batches = Generator[tuple[Tensor, Kept], None, None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one arrival batch led to."""
+
+    logits: Tensor  # [N, K]
+    predict_seconds: float
+    update_seconds: list[float]  # of each update that the batch triggered
+    samples: int  # of the stream so far
+    error: float | None = None  # so far, where labels are known
+
+
+Purpose = Literal["arrive", "learn", "predict"]
+
+
+class Run:
+    """Walks a stream in order and measures; what is beside the images never reaches the adapter."""
+
+    def __init__(self, adapter: Adapter) -> None:
+        self.adapter = adapter
+        self.seconds = 0.0
+        self.samples = 0
+        self.batch_sizes: set[int] = set()
+        self._already_seen = adapter.samples_seen
+        self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
+        self._memory = PeakMemory(adapter.classifier.mean.device)
+
+    def walk(
+        self, stream: Iterable[tuple[Tensor, Kept]], purpose: Purpose = "arrive"
+    ) -> Iterator[tuple[Outcome, Kept]]:
+        """Give each batch's images to the adapter and yield the outcome with what came beside them."""
+        for images, kept in stream:
+            started = time.perf_counter()
+            logits = self._give(images, purpose)
+            spent = time.perf_counter() - started
+            self.seconds += spent
+            self.samples += 0 if purpose == "learn" else len(images)
+            self.batch_sizes.add(len(images))
+            step = Step(predict_seconds=spent) if purpose == "predict" else self.adapter.last_step
+            if step.predict_seconds:  # a method that predicts during its update has no time of its own for it
+                self._latency["predict"].update(step.predict_seconds)
+            for seconds in step.update_seconds:
+                self._latency["update"].update(seconds)
+            yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples), kept
+
+    def _give(self, images: Tensor, purpose: Purpose) -> Tensor:
+        if purpose == "predict":
+            return self.adapter.predict(images)
+        if purpose == "arrive":
+            return self.adapter(images)
+        self.adapter.learn(images)
+        return images.new_empty(0, self.adapter.classifier.num_classes)
+
+    def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        """Let the adapter prepare a pass over the target set."""
+        started = time.perf_counter()
+        self.adapter.begin_epoch(epoch, epochs, target)
+        self.seconds += time.perf_counter() - started
+
+    def record(
+        self,
+        *,
+        errors: ErrorMeter | None,
+        protocol: Protocol | None,
+        notes: Mapping[str, Any],
+        domain_errors: DomainErrorMeter | None = None,
+    ) -> Record:
+        """Sum the run up; a note cannot replace what is known."""
+        adapter = self.adapter
+        options = dataclasses.asdict(adapter.options)
+        stats = adapter.stats
+        return Record(
+            samples=self.samples,
+            error=errors.compute() if errors else None,
+            cumulative_error=errors.curve if errors else [],
+            class_error=errors.by_class() if errors else [],
+            latency_ms={name: meter.compute() for name, meter in self._latency.items()},
+            seconds=self.seconds,
+            peak_memory_mib=self._memory.compute(),
+            adapter_memory_mib=adapter.memory_bytes() / 2**20,
+            counters=adapter.counters(),
+            provenance={
+                **notes,
+                "method": adapter.name,
+                "options": options,
+                "predict": options.get("predict", "-"),
+                "protocol": protocol.name if protocol else None,
+                "branch_used": adapter.branch_used,
+                "model": adapter.source_fingerprint,
+                "statistics": None
+                if stats is None
+                else {
+                    **{k: v for k, v in dataclasses.asdict(stats.origin).items() if k != "counts"},
+                    "class_family": stats.classes.covariance.family,
+                    "overall_family": stats.overall.covariance.family,
+                },
+                "samples_before": self._already_seen,
+                "reset": "none: the adapter went on from an earlier stream" if self._already_seen else "fresh",
+                "arrival_batch_sizes": sorted(self.batch_sizes),
+                "device": str(adapter.classifier.mean.device),
+                **environment(),
+            },
+            domain_error=domain_errors.by_domain() if domain_errors else {},
+            segments=domain_errors.by_segment() if domain_errors else [],
+        )
+
+
+def check_protocol(adapter: Adapter, protocol: Protocol) -> None:
+    """Raise an error where the adapter needs more than the protocol allows, before anything runs."""
+    title = adapter.capabilities.title
+    if protocol.name not in adapter.capabilities.protocols:
+        allowed = ", ".join(adapter.capabilities.protocols)
+        raise ProtocolError(f"{title} is not defined under {protocol.name}; it runs under {allowed}")
+    if protocol.source == "free" and adapter.stats is not None and not adapter.stats.source_free:
+        raise ProtocolError(
+            f"{protocol.name} is source-free, and this {title} holds statistics collected from "
+            f"{adapter.stats.origin.samples} source samples: use SourceStatistics.infer, or the protocol "
+            f"{protocol.name.replace('SF', 'SL')}"
+        )
+    if adapter.branch_used is not None and not protocol.modified_objective:
+        raise ProtocolError(
+            f"{protocol.name} leaves source training as it is, and this {title} uses the model's {adapter.branch_used} "
+            f"branch: switch that off, or use the protocol Y{protocol.name[1:]}"
+        )
+    if protocol.modified_objective and adapter.source_branch is None:
+        raise ProtocolError(
+            f"{protocol.name} is for models trained with a branch, and this one has none: train it with "
+            f"ce+contrastive or ce+rotation, or use the protocol N{protocol.name[1:]}"
+        )
+    if protocol.modified_objective and adapter.capabilities.may_use and adapter.branch_used is None:
+        raise ProtocolError(
+            f"{protocol.name} is for what the branch of source training brings, and this {title} leaves it unused: set "
+            f"contrastive_weight, or use the protocol N{protocol.name[1:]}"
+        )
+    if protocol.passes == "one" and adapter.several_passes:
+        raise ProtocolError(
+            f"{protocol.name} reads every sample once, and this {title} has been through a target set: call "
+            "adapter.reset()"
+        )
+
+
+def evaluate(
+    adapter: Adapter,
+    stream: Stream | Iterable[tuple[Tensor, Tensor]],
+    protocol: str | Protocol = "N-O-SL",
+    *,
+    epochs: int | None = None,
+    continuing: bool = False,
+    progress: Callable[[Outcome], None] | None = None,
+    notes: Mapping[str, Any] | None = None,
+) -> Record:
+    """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance too.
+
+    A `ttac.data.streams.Stream` is described in the provenance, and the record has the error of each of its domains. An
+    adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
+    `continuing=True` it goes on from what it has learned, and the record says so. Multi-pass protocols learn from the
+    images alone for `epochs` passes (3 unless given) over a stream that gives the same batches each time, such as a
+    list, and then predict all of them with the model that the last step left.
+
+    >>> import torch
+    >>> from ttac.model.classifier import Classifier
+    >>> from ttac.methods.registry import adapt
+    >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+    >>> stream = [(torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]))]
+    >>> evaluate(adapt(clf, "test"), stream, protocol="N-O-SF").samples
+    4
+    """
+    protocol = get_protocol(protocol)
+    check_protocol(adapter, protocol)
+    if (adapter.samples_seen or adapter.several_passes) and not continuing:
+        raise ProtocolError(
+            f"this adapter has already seen {adapter.samples_seen} samples: call adapter.reset(), "
+            "or say continuing=True for a new stream that follows the old one"
+        )
+    if protocol.passes == "one" and epochs is not None:
+        raise ProtocolError(f"{protocol.name} reads every sample once: epochs belong to the multi-pass protocols")
+    errors = ErrorMeter(adapter.classifier.num_classes)
+    run = Run(adapter)
+    purpose: Purpose = "arrive"
+    if protocol.passes == "multi":
+        purpose, epochs = "predict", 3 if epochs is None else epochs
+        _learn(run, stream, epochs)
+        notes = {"epochs": epochs, **(notes or {})}
+    domain_errors = None
+    if isinstance(stream, Stream):
+        domain_errors = DomainErrorMeter(stream.domains, stream.segments)
+        notes = {**(notes or {}), "stream": stream.describe()}
+    with closing(_labelled(stream, adapter)) as batches:
+        for outcome, truth in run.walk(batches, purpose):
+            predictions = outcome.logits.argmax(1)
+            errors.update(predictions, truth.labels)
+            if domain_errors is not None and truth.domains is not None:
+                domain_errors.update(predictions, truth.labels, truth.domains)
+            if progress is not None:
+                progress(dataclasses.replace(outcome, error=errors.compute()))
+    if not run.samples:
+        raise ValueError("the stream is empty")
+    return run.record(errors=errors, protocol=protocol, notes=notes or {}, domain_errors=domain_errors)
+
+
+def _learn(run: Run, stream: Iterable[Any], epochs: int) -> None:
+    """Walk the target set `epochs` times; the adapter gets images and never labels."""
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, not {epochs}")
+    if isinstance(stream, Iterator):
+        raise TypeError(
+            "a multi-pass protocol reads the stream several times, and this iterator can be read once: "
+            "pass a Stream, a list or a DataLoader"
+        )
+    order = _Order()
+    for epoch in range(epochs):
+        with closing(order.watch(_labelled(stream, run.adapter))) as batches:
+            run.begin_epoch(epoch, epochs, (images for images, _ in batches))
+        with closing(order.watch(_labelled(stream, run.adapter))) as batches:
+            for _ in run.walk(batches, "learn"):
+                pass
+
+
+class _Order:
+    """Makes sure that a stream gives the same batches each time, as methods may know a sample by its place."""
+
+    def __init__(self) -> None:
+        self._first: list[tuple[int, float]] = []  # size and sum of each batch
+
+    def watch(self, stream: Iterable[tuple[Tensor, Kept]]) -> _Batches[Kept]:
+        """Pass a walk through, and raise an error at the first batch that is not the one of the first walk."""
+        for number, (images, kept) in enumerate(stream):
+            mark = (len(images), float(images.double().sum()) if isinstance(images, Tensor) else 0.0)
+            if number == len(self._first):
+                self._first.append(mark)
+            elif self._first[number] != mark:
+                raise ValueError("the stream came in another order than before: shuffle it once, not on every pass")
+            yield images, kept
+
+
+class _Truth(NamedTuple):
+    """What is known of a batch and kept from the adapter."""
+
+    labels: Tensor
+    domains: Tensor | None
+
+
+def _labelled(stream: Iterable[Any], adapter: Adapter) -> _Batches[_Truth]:
+    """Check labels before their images reach the adapter, so that a bad batch changes nothing."""
+    for item in stream:
+        if not (isinstance(item, Arrival) or (isinstance(item, tuple | list) and len(item) == 2)):
+            raise TypeError(f"the stream yields {type(item).__name__}; expected (images, labels)")
+        images, labels, *domains = item
+        labels = check_labels(labels, len(images), adapter.classifier.num_classes)
+        yield images, _Truth(labels, domains[0] if domains else None)

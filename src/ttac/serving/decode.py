@@ -1,0 +1,139 @@
+"""Images out of request bodies, which may hold anything."""
+
+from __future__ import annotations
+
+import logging
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from python_multipart import MultipartParser
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import parse_options_header
+from torch import Tensor
+
+from ttac.data.folder import UnreadableImageError, image_pixels, opened_image
+from ttac.serving import jpeg
+from ttac.serving.errors import RequestError
+from ttac.serving.protocol import ServedModel
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
+# Whatever a form holds is the client's affair, who is told.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
+
+# No TIFF and no PPM: tiles and frames of the one, and comments of the other, ask for more than their headers tell.
+FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+FIELD = b"file"
+FORM = b"multipart/form-data"
+# A progressive JPEG goes over all of its pixels once a scan, and a scan of nothing new takes but some bytes: a small
+# file could keep a decoder busy for hours. Encoders write about ten scans, their optimisers a few dozen; a colour
+# profile takes up to 255 segments.
+MOST_SCANS = 64
+MOST_SEGMENTS = 1024
+
+
+def decode_image(content: bytes, model: ServedModel, max_pixels: int) -> Tensor:
+    """Decode an image file to `[1, C, H, W]` in [0, 1], of the size that the model takes."""
+    if not content:
+        raise RequestError(400, "the body is empty: send an image file")
+    channels, *size = model.shape
+    if channels not in (1, 3):
+        raise RequestError(400, f"image files have 1 or 3 channels, and the model takes {channels}: send a tensor")
+    try:
+        _check_scans(content)
+        with opened_image(BytesIO(content), max_pixels, FORMATS) as image:
+            # Cameras write several pictures into one JPEG file, a large one and its previews, as MPO.
+            if image.format != "MPO" and _frames(image) != 1:
+                raise UnreadableImageError("it has several frames; send one of them")
+            return image_pixels(image, (size[0], size[1]), channels, model.crop_pct, max_pixels)[None]
+    except UnreadableImageError as error:
+        raise RequestError(400, f"the image cannot be used: {error}") from error
+
+
+def _check_scans(content: bytes) -> None:
+    if not content.startswith(jpeg.START):
+        return
+    try:
+        scans = jpeg.count_scans(content, MOST_SEGMENTS)
+    except ValueError as error:
+        raise UnreadableImageError(f"the JPEG file has {error}") from error
+    if scans > MOST_SCANS:
+        raise UnreadableImageError(f"the JPEG file has {scans} scans, more than {MOST_SCANS}; save it anew")
+
+
+def _frames(image: object) -> int:
+    try:
+        return int(getattr(image, "n_frames", 1))
+    except Exception as error:  # decoders raise all kinds of errors on damaged files
+        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+
+
+def uploaded_file(body: bytes, content_type: bytes) -> bytes:
+    """Give the image file of a body: the field `file` of a form, or all of it.
+
+    >>> form = b'--x\\r\\nContent-Disposition: form-data; name="file"; filename="a"\\r\\n\\r\\npixels\\r\\n--x--\\r\\n'
+    >>> uploaded_file(form, b"multipart/form-data; boundary=x")
+    b'pixels'
+    """
+    kind, options = parse_options_header(content_type)
+    if kind.lower() != FORM:
+        return body
+    boundary = options.get(b"boundary", b"")
+    if not boundary:
+        raise RequestError(400, "the form has no boundary")
+    form = _Form()
+    try:
+        parser = MultipartParser(boundary, form.callbacks())
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError) as error:
+        raise RequestError(400, f"the form cannot be read: {error}") from error
+    if form.file is None or not form.ended:
+        raise RequestError(400, "the form has no whole field 'file'")
+    return bytes(form.file)
+
+
+class _Form:
+    """Takes the one field of a form while it is parsed."""
+
+    def __init__(self) -> None:
+        self.file: bytearray | None = None
+        self.ended = False
+        self._name = bytearray()
+        self._value = bytearray()
+        self._disposition = b""
+
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": lambda data, start, end: self._name.extend(data[start:end]),
+            "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+            "on_header_end": self._header,
+            "on_headers_finished": self._check,
+            "on_part_data": self._data,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        if self.file is not None:
+            raise ValueError("it has several fields")
+        self.file = bytearray()
+
+    def _header(self) -> None:
+        if bytes(self._name).lower() == b"content-disposition":
+            self._disposition = bytes(self._value)
+        self._name.clear()
+        self._value.clear()
+
+    def _check(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        if options.get(b"name") != FIELD:
+            raise ValueError("its field is not named 'file'")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        assert self.file is not None
+        self.file += data[start:end]
+
+    def _end(self) -> None:
+        self.ended = True

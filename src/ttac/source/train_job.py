@@ -1,0 +1,281 @@
+"""`ttac train`: train a source model into a bundle, with checkpoints from which the same command goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ttac.common.files import text_hash
+from ttac.common.resumable import (
+    PROGRESS,
+    StoppedError,
+    alone_in,
+    is_complete,
+    plain_settings,
+    save_progress,
+    saved_progress,
+    signals_noted,
+)
+from ttac.data.classes import check_every_class_is_there, in_order_of, replace_head
+from ttac.data.labelled import LabelledImages
+from ttac.data.sets import find_data
+from ttac.model.architectures import new_network
+from ttac.model.weights import LoadedModel, ModelDescription, check_size, classifier_of, usable_device
+from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
+from ttac.source.loading import load_model
+from ttac.source.objectives import CrossEntropy, Objective
+from ttac.source.statistics import SourceStatistics
+from ttac.source.train import Amp, Recipe, Trainer, choose_precision, error_rate
+
+USUAL_SHARE = 0.1  # kept for validation where the data bring no part of their own
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """What to train, on what, how, and where the bundle goes."""
+
+    data: str  # see `read_data`
+    out: Path
+    recipe: Recipe
+    arch: str | None = None  # None: that of `init`
+    arch_options: Mapping[str, int] = field(default_factory=dict)
+    objective: Objective = field(default_factory=CrossEntropy)
+    init: str | None = None  # bundle, file or name of a model to start from
+    validation_share: float | None = None  # of the training images; 0: none
+    validation_data: str | None = None
+    size: int | None = None  # of image files, which are resized and cropped to it
+    classes: tuple[str, ...] | None = None
+    mean: tuple[float, ...] | None = None  # None: that of `init`, or of the training pixels
+    std: tuple[float, ...] | None = None
+    collect_statistics: bool = False
+    device: str = "cpu"
+    amp: Amp = "auto"
+    checkpoint_every: float = 120.0  # seconds
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.arch is None and self.init is None:
+            raise ValueError("name the network with --arch, or a model to start from with --init")
+        if self.init is not None and self.arch_options:
+            raise ValueError("options of the network are those of the model to start from: leave them out")
+        if self.validation_share is not None and self.validation_data is not None:
+            raise ValueError("validation images are a share of the training images or data of their own, not both")
+        if self.validation_share is not None and not 0 <= self.validation_share < 1:
+            raise ValueError(f"the share for validation must be in [0, 1), not {self.validation_share}")
+
+
+def run_train(job: TrainJob, console: Console) -> None:
+    """Do the job, or the rest of it."""
+    initial = None if job.init is None else load_model(job.init, arch=job.arch)
+    train, validation = _read_data(job, initial)
+    if initial is not None:
+        train, validation = in_order_of(initial.description.classes, train, validation)
+    if job.collect_statistics:  # which comes last, too late to find out
+        check_every_class_is_there(train)
+    recipe = dataclasses.replace(job.recipe, flip=job.recipe.flip and train.flip)
+    precision = choose_precision(job.amp, usable_device(job.device))
+    settings = _settings(job, recipe, train, validation, initial, precision)
+    if is_complete(job.out, DESCRIPTION, settings, lambda: dict(read_description(job.out)["training"]["settings"])):
+        console.print(f"{job.out} is complete: nothing to do", markup=False)
+        return
+    with alone_in(job.out):
+        saved = saved_progress(job.out, settings, (WEIGHTS, BRANCH, STATISTICS), _check_pixels)
+        model = _untrained(job, train, initial, None if saved is None else saved["pixels"])
+        check_size(model.classifier, train.size)
+        trainer = Trainer(model.classifier, job.objective, train, recipe, precision=precision)
+        numbers = f"{len(train)} images to train on, {0 if validation is None else len(validation)} to validate"
+        kind = "float32" if precision is None else f"mixed precision with {str(precision).removeprefix('torch.')}"
+        console.print(
+            f"{model.description.arch}: {train.num_classes} classes, {train.size[0]} x {train.size[1]}, {numbers}, "
+            f"{job.objective.name}, {kind}",
+            markup=False,
+        )
+        _Worker(job, settings, model, trainer, validation, console).run(saved)
+
+
+class _Worker:
+    """One process's share of a job."""
+
+    def __init__(
+        self,
+        job: TrainJob,
+        settings: dict[str, Any],
+        model: LoadedModel,
+        trainer: Trainer,
+        validation: LabelledImages | None,
+        console: Console,
+    ) -> None:
+        self.job, self.settings, self.model, self.trainer = job, settings, model, trainer
+        self.validation, self.console = validation, console
+        self.history: list[dict[str, float | None]] = []  # by epoch
+
+    def run(self, saved: dict[str, Any] | None) -> None:
+        trainer = self.trainer
+        if saved is not None:
+            try:
+                trainer.load_state_dict(saved["trainer"])
+                self.history = [dict(epoch) for epoch in saved["history"]]
+            except Exception as error:  # a damaged or forged file fails wherever it likes
+                path = self.job.out / PROGRESS
+                raise ValueError(f"{path} is damaged, delete {self.job.out} and start again: {error}") from error
+            self.console.print(f"going on after {trainer.steps_done} of {trainer.total_steps} steps", markup=False)
+        self._walk()
+        self._finish()
+
+    def _walk(self) -> None:
+        trainer, checkpointed = self.trainer, time.monotonic()
+        with signals_noted(self.console) as noted, self._progress() as progress:
+            task = progress.add_task("training", total=trainer.total_steps, note="")
+            while not trainer.finished:
+                trainer.step()
+                if trainer.at_epoch_end:
+                    self._end_epoch()
+                note = f"epoch {trainer.epochs_done + (not trainer.at_epoch_end)}, loss {trainer.mean_loss():.3f}"
+                progress.update(task, completed=trainer.steps_done, note=note)
+                due = time.monotonic() - checkpointed >= self.job.checkpoint_every
+                if noted or due or trainer.finished:
+                    self._checkpoint()
+                    checkpointed = time.monotonic()
+                if noted:
+                    done = f"stopped after {trainer.steps_done} of {trainer.total_steps} steps"
+                    raise StoppedError(noted[0], f"{done}; the same command goes on from there")
+
+    def _progress(self) -> Progress:
+        return Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[note]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+
+    def _end_epoch(self) -> None:
+        loss = self.trainer.mean_loss()
+        error = None if self.validation is None else error_rate(self.trainer.classifier, self.validation)
+        self.history.append({"loss": loss, "validation_error": error})
+        said = "" if error is None else f", validation error {error:.2f} %"
+        place = f"epoch {self.trainer.epochs_done}/{self.trainer.recipe.epochs}"
+        self.console.print(f"{place}: training loss {loss:.4f}{said}", markup=False)
+
+    def _checkpoint(self) -> None:
+        description = self.model.description
+        content = {
+            "settings": self.settings,
+            "pixels": {"mean": list(description.mean or ()), "std": list(description.std or ())},
+            "history": self.history,
+            "trainer": self.trainer.state_dict(),
+        }
+        save_progress(self.job.out, content)
+
+    def _finish(self) -> None:
+        classifier, job = self.trainer.classifier.eval(), self.job
+        statistics = None
+        if job.collect_statistics:
+            self.console.print("collecting source statistics", markup=False)
+            statistics = SourceStatistics.collect(classifier, self.trainer.data.batches(self.trainer.recipe.batch))
+        error = self.history[-1]["validation_error"]
+        training = {"settings": self.settings, "validation_error": error, "epochs": self.history}
+        save_bundle(job.out, Bundle(classifier, self.model.description, job.objective, statistics, training))
+        (job.out / PROGRESS).unlink()
+        known = "unknown" if error is None else f"{error:.2f} %"
+        self.console.print(f"{job.out}: {classifier.fingerprint()}, validation error {known}", markup=False)
+
+
+def _read_data(job: TrainJob, initial: LoadedModel | None) -> tuple[LabelledImages, LabelledImages | None]:
+    known = ModelDescription("", 1) if initial is None else initial.description
+    size = known.size if job.size is None else (job.size, job.size)
+    source = find_data(job.data)
+    read: dict[str, Any] = {"channels": known.channels, "crop_pct": known.crop_pct}
+    data = source.read("train", size=size, classes=job.classes, **read).in_memory()
+    if job.size is not None and data.size != size:
+        raise ValueError(f"{job.data} is of {data.size[0]} x {data.size[1]}: --size is for image files alone")
+    if job.classes is not None and len(job.classes) != data.num_classes:
+        raise ValueError(f"there are {len(job.classes)} class names for {data.num_classes} classes")
+    if job.validation_share == 0:
+        return data, None
+    if job.validation_data is not None:
+        source = find_data(job.validation_data)
+    elif job.validation_share is not None or "test" not in source.splits:
+        return data.split(job.validation_share or USUAL_SHARE, job.recipe.seed)
+    part = "test" if "test" in source.splits else "train"
+    held = source.read(part, size=data.size, classes=data.classes, **read).in_memory()
+    if (held.size, held.channels) != (data.size, data.channels) or held.num_classes > data.num_classes:
+        raise ValueError(
+            f"validation images are {held.channels} x {held.size[0]} x {held.size[1]} of {held.num_classes} classes, "
+            f"training images {data.channels} x {data.size[0]} x {data.size[1]} of {data.num_classes}"
+        )
+    return data, held
+
+
+def _untrained(
+    job: TrainJob, data: LabelledImages, initial: LoadedModel | None, pixels: Mapping[str, list[float]] | None
+) -> LoadedModel:
+    """Make the classifier as it is before the first step; `pixels` are the mean and std of a checkpoint."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.recipe.seed)
+        if initial is None:
+            assert job.arch is not None
+            network = new_network(job.arch, data.num_classes, channels=data.channels, options=job.arch_options)
+            description = ModelDescription(job.arch, data.num_classes, data.channels, arch_options=job.arch_options)
+        else:
+            network, description = initial.classifier.model, initial.description
+            if initial.classifier.num_classes != data.num_classes:
+                replace_head(initial, data.num_classes)
+        mean, std = job.mean or description.mean, job.std or description.std
+        if pixels is not None:
+            mean, std = tuple(pixels["mean"]), tuple(pixels["std"])
+        elif mean is None or std is None:
+            of_data = data.pixel_moments()
+            mean, std = mean or of_data[0], std or of_data[1]
+        description = dataclasses.replace(
+            description, num_classes=data.num_classes, classes=data.classes, size=data.size, mean=mean, std=std
+        )
+        model = classifier_of(network, description, device=job.device)
+        branch = None if initial is None else initial.classifier.branch
+        if branch is None or branch.kind != job.objective.branch:
+            branch = job.objective.new_branch(model.classifier.feature_dim)
+        model.classifier.branch = None if branch is None else branch.to(job.device)
+    if model.classifier.channels != data.channels:
+        raise ValueError(f"the model takes {model.classifier.channels} channels, the images have {data.channels}")
+    return model
+
+
+def _settings(
+    job: TrainJob,
+    recipe: Recipe,
+    train: LabelledImages,
+    validation: LabelledImages | None,
+    initial: LoadedModel | None,
+    precision: torch.dtype | None,
+) -> dict[str, Any]:
+    """Name all that the bundle depends on, as plain JSON."""
+    settings = {
+        "data": train.fingerprint,
+        "images": len(train),
+        "validation": None if validation is None else [validation.fingerprint, len(validation)],
+        "classes": None if train.classes is None else text_hash([ascii(name) for name in train.classes]),
+        "size": train.size,
+        "arch": job.arch or (initial.description.arch if initial is not None else None),
+        "arch_options": dict(job.arch_options),
+        "init": None if initial is None else initial.classifier.fingerprint(),
+        "mean": job.mean,
+        "std": job.std,
+        "objective": job.objective.as_dict(),
+        **dataclasses.asdict(recipe),
+        "precision": str(precision or torch.float32),
+        "statistics": job.collect_statistics,
+        "device": job.device,
+    }
+    return plain_settings(settings)
+
+
+def _check_pixels(saved: dict[str, Any]) -> None:
+    ModelDescription("", 1, mean=tuple(saved["pixels"]["mean"]), std=tuple(saved["pixels"]["std"]))

@@ -1,0 +1,149 @@
+"""What holds for the options and steps of all methods, whatever they do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ttac
+from ttac import Classifier, SourceStatistics, checks
+from ttac.adaptation.step import Updater
+from ttac.methods.registry import methods
+from ttac.methods.ttac import TTAC
+from ttac.model.networks import ResNet
+from ttac.model.norms import BatchNormTracker
+
+
+@pytest.mark.parametrize("method", methods())
+@pytest.mark.parametrize(("value", "rule"), [(2.5, "must be a whole number"), (True, "must be a whole number")])
+def test_counts_are_whole_numbers(method: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=rule):
+        methods()[method].options_type(seed=value)
+
+
+@pytest.mark.parametrize("name", ["class_weight", "global_weight", "hold_weight", "rate_budget"])
+def test_what_is_not_finite_is_no_option(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} must be finite"):
+        methods()["ttac"].options_type(**{name: float("nan")})
+
+
+def test_presets_weigh_the_further_losses_as_the_authors_do() -> None:
+    presets = methods()["ttac+shot"].presets
+    assert presets["paper"]["information_weight"] == pytest.approx(0.1)
+    assert presets["paper-cifar100"]["information_weight"] == pytest.approx(1.0)
+    assert methods()["ttac++"].presets["paper-cifar100"]["self_train_weight"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize("method", ["ttac", "ttac++", "ttac+shot"])
+def test_the_fast_preset_walks_a_part_of_the_queue_once(method: str) -> None:
+    options: Any = methods()[method].options_type(**methods()[method].presets["fast"])
+    slow: Any = methods()[method].options_type(**methods()[method].presets["paper"])
+    assert options.queue == slow.queue == 4096
+    assert options.passes * options.walk * 16 == slow.passes * slow.queue
+    assert (options.warmup, slow.warmup) == (False, True)
+
+
+@pytest.mark.parametrize("method", ["ttac++", "tent", "shot", "bn"])
+def test_a_walk_bounds_the_steps_of_an_update_and_shares_out_the_same_rate(method: str) -> None:
+    classifier = Classifier(ResNet(8, 4, width=4))
+    stats = SourceStatistics.infer(classifier) if method == "ttac++" else None
+    adapter: Any = ttac.adapt(classifier, method, stats=stats, window=4, queue=16, walk=8, passes=2)
+    seen = []
+    learn = adapter._step
+    adapter._step = lambda slots, number: (seen.append(slots), learn(slots, number))[1]
+    images = torch.rand(20, 3, 16, 16)
+    assert adapter(images).isfinite().all()
+    updates = [2 * count for count in (1, 2, 2, 2, 2)]  # two passes of one minibatch, then of two
+    assert len(seen) == sum(updates)
+    assert all(len(slots) == 4 for slots in seen)
+    for last in (seen[-4:-2], seen[-2:]):
+        assert set(adapter.queue.newest(4).tolist()) <= set(torch.cat(last).tolist())
+    if method == "ttac++":
+        assert adapter._rate() == pytest.approx(0.02 * 4 / 256 / 4)
+
+
+@pytest.mark.parametrize("walk", [-1, 3, 17])
+def test_a_walk_holds_a_window_and_fits_the_queue(walk: int) -> None:
+    with pytest.raises(ValueError, match="walk must be 0 or hold a window of 4 and no more than the queue of 16"):
+        methods()["ttac"].options_type(window=4, queue=16, walk=walk)
+
+
+@pytest.mark.parametrize(
+    "norm", [lambda channels: nn.InstanceNorm2d(channels, affine=True), lambda channels: nn.GroupNorm(1, channels)]
+)
+def test_tent_takes_every_norm_that_has_affine_parameters(norm: Any) -> None:
+    adapter = ttac.adapt(Classifier(ResNet(8, 4, width=4, norm=norm)), "tent", window=4)
+    adapter(torch.rand(4, 3, 16, 16))
+    assert adapter.changed_parameters
+
+
+def test_a_pass_without_losses_stores_nothing_that_overflowed() -> None:
+    # Both losses are off in the first of two passes, so no gradient can tell.
+    adapter = checks.subject("ttac", filter="none", global_weight=0.0, class_start=1.0, queue=0, passes=2).make()
+    assert isinstance(adapter, TTAC)
+    with torch.no_grad():
+        adapter.classifier.model.layer3[0].conv2.weight.fill_(3e38)
+    adapter(checks.subject("ttac").images[: checks.WINDOW])
+    running = adapter.alignments["anchor"].running.gaussians
+    assert bool(running.mean.isfinite().all())
+
+
+def test_a_head_with_an_empty_row_has_no_weights_to_rescale(tiny_classifier: Classifier) -> None:
+    with torch.no_grad():
+        tiny_classifier.head.weight[3] = 0
+    with pytest.raises(ValueError, match="3"):
+        SourceStatistics.rescale_weights(tiny_classifier)
+
+
+def test_statistics_are_refused_where_they_are_not_finite_and_not_where_they_are_large() -> None:
+    layer = nn.BatchNorm2d(64)
+    tracker = BatchNormTracker(layer, clip=8)
+    for scale, refused in ((1e15, 0), (float("inf"), 1), (1.0, 1)):
+        with tracker.following(4):
+            layer(torch.randn(4, 64, 2, 2) * scale)
+        assert tracker.refused == refused
+        assert layer.running_var is not None
+        assert layer.running_var.isfinite().all()
+
+
+def test_later_losses_are_part_of_the_step_and_come_when_the_first_are_differentiated() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, 1.0]))
+    updater = Updater({"weight": weight}, lambda values: torch.optim.SGD(values, 0.1))
+    first, nan = weight[0] * 2, float("nan")
+    seen: list[Any] = []
+
+    def later() -> dict[str, Tensor]:
+        seen.append(None if weight.grad is None else weight.grad.tolist())
+        return {"later": weight.sum() * 3}
+
+    assert updater.step({"first": first}, later)
+    assert seen == [[2.0, 0.0]]
+    assert weight.tolist() == pytest.approx([0.5, 0.7])
+    assert updater.step({}, later)
+    assert weight.tolist() == pytest.approx([0.2, 0.4])
+    before = weight.tolist()
+    assert not updater.step({"first": weight.sum()}, lambda: {"later": weight.sum() * nan})
+    assert not updater.step({"first": weight.sum() * nan}, later)
+    assert len(seen) == 2, "what comes after a loss that is not finite is not computed"
+    assert updater.step({"first": weight.sum()}, dict)
+    assert updater.step({}, dict)
+    assert (before, updater.steps, updater.skipped) == (pytest.approx([0.2, 0.4]), 3, 2)
+    assert weight.grad is None
+
+
+def test_strong_views_come_when_the_activations_of_the_weak_ones_are_gone() -> None:
+    classifier = Classifier(ResNet(8, 4, width=4))
+    stats = SourceStatistics.infer(classifier)
+    adapter: Any = ttac.adapt(classifier, "ttac++", stats=stats, window=4, queue=0, passes=1)
+    orders: list[bool] = []
+    strong = adapter._strong
+    adapter._strong = lambda images: (orders.append(classifier_has_gradients(adapter)), strong(images))[1]
+    adapter(torch.rand(4, 3, 16, 16))
+    assert orders == [True]
+
+
+def classifier_has_gradients(adapter: Any) -> bool:
+    return any(value.grad is not None for value in adapter.classifier.parameters())

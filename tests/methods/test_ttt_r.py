@@ -1,0 +1,101 @@
+"""TTT-R against the published step, written down naively, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import ttac
+from ttac import Classifier, checks
+from ttac.evaluation.protocols import ProtocolError
+from ttac.model.branches import ContrastiveBranch, RotationBranch
+from ttac.model.networks import ResNet
+
+
+def with_branch(classifier: Classifier) -> Classifier:
+    torch.manual_seed(1)
+    classifier.branch = RotationBranch(classifier.feature_dim)
+    return classifier
+
+
+def test_steps_are_the_published_ones() -> None:
+    subject = checks.subject("ttt-r", queue=0, passes=1, lr=0.1)
+    adapter = subject.make()
+    model = adapter.classifier.copy()
+    adapter(subject.images[: 2 * checks.WINDOW])
+
+    backbone = [value for name, value in model.named_parameters() if ".fc." not in name and "branch" not in name]
+    optimizer = torch.optim.SGD([value.requires_grad_() for value in backbone], lr=0.1)
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        module.training = isinstance(module, nn.BatchNorm2d)
+    for images in subject.batches()[:2]:
+        images = images[torch.randperm(len(images), generator=generator)]
+        turns = torch.randint(4, (len(images),), generator=generator)
+        turned = torch.stack([image.rot90(int(turn), (1, 2)) for image, turn in zip(images, turns, strict=True)])
+        assert model.branch is not None
+        loss = F.cross_entropy(model.branch(model.features(turned)), turns)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    moved = dict(adapter.classifier.named_parameters())
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(moved[name], value, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_the_stored_statistics_are_of_upright_images() -> None:
+    subject = checks.subject("ttt-r", queue=0, passes=1)
+    adapter = subject.make()
+    images = subject.images[: checks.WINDOW]
+    with torch.no_grad():
+        inputs = adapter.classifier.model.conv1(images)
+    adapter(images)
+    torch.testing.assert_close(adapter.classifier.model.bn1.running_mean, inputs.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
+
+
+def test_predictions_during_the_update_are_of_upright_images() -> None:
+    subject = checks.subject("ttt-r", queue=0, passes=1, predict="during")
+    adapter = subject.make()
+    model = adapter.classifier.copy()
+    images = subject.images[: checks.WINDOW]
+    for module in model.modules():
+        module.training = isinstance(module, nn.BatchNorm2d)
+    torch.testing.assert_close(adapter(images), model(images).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, lambda channels: nn.GroupNorm(2, channels)], ids=["batch", "group"])
+def test_conformance_without_a_queue(norm: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    classifier = Classifier(ResNet(8, 4, width=4, norm=norm)).eval()
+    checks.run_all("ttt-r", classifier, side=8, queue=0, passes=1)
+
+
+def test_it_runs_under_its_own_protocol_alone(tiny_classifier: Classifier) -> None:
+    adapter = ttac.adapt(with_branch(tiny_classifier), "ttt-r", window=8, lr=0.05)
+    stream = [(torch.rand(12, 3, 8, 8), torch.arange(12) % 10) for _ in range(2)]
+    for protocol in ("N-O-SF", "Y-O-SL", "N-M-SL"):
+        with pytest.raises(ProtocolError, match=f"TTT-R is not defined under {protocol}; it runs under Y-M-SL"):
+            ttac.evaluate(adapter, stream, protocol)
+    record = ttac.evaluate(adapter, stream, "Y-M-SL", epochs=2)
+    assert record.samples == 24
+    assert record.provenance["branch_used"] == "rotation"
+    assert record.counters["steps"] == 6
+
+
+def test_models_without_its_branch_are_refused(tiny_classifier: Classifier) -> None:
+    with pytest.raises(ValueError, match=r"TTT-R with these options needs a model trained with a rotation branch"):
+        ttac.adapt(tiny_classifier, "ttt-r")
+    tiny_classifier.branch = ContrastiveBranch(tiny_classifier.feature_dim)
+    with pytest.raises(
+        ValueError, match=r"this one has a contrastive branch: train it with the objective ce\+rotation"
+    ):
+        ttac.adapt(tiny_classifier, "ttt-r")
+
+
+def test_images_that_are_not_square_never_enter_the_queue(tiny_classifier: Classifier) -> None:
+    adapter = ttac.adapt(with_branch(tiny_classifier), "ttt-r", window=4)
+    with pytest.raises(ValueError, match="takes square ones, not 8 x 12: crop them"):
+        adapter(torch.rand(4, 3, 8, 12))
+    assert adapter(torch.rand(4, 3, 8, 8)).shape == (4, 10)

@@ -1,0 +1,511 @@
+"""The split of a network into backbone and head, on the models of timm, torchvision and transformers and by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ttac import Classifier
+from ttac.model.heads import HeadError, probe_images
+from ttac.model.networks import ResNet
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+CLASSES = 7
+
+
+def of_timm(name: str, **options: Any) -> nn.Module:
+    return pytest.importorskip("timm").create_model(name, pretrained=False, num_classes=CLASSES, **options)
+
+
+def of_torchvision(name: str, **options: Any) -> nn.Module:
+    return getattr(pytest.importorskip("torchvision").models, name)(num_classes=CLASSES, **options)
+
+
+def of_transformers(kind: str, **options: Any) -> nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = getattr(transformers, f"{kind}Config")(num_labels=CLASSES, **options)
+    return getattr(transformers, f"{kind}ForImageClassification")(config)
+
+
+TINY_VIT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
+TINY_CNN = {"hidden_sizes": [8, 16, 24, 32], "depths": [1, 1, 1, 1]}
+TV_VIT = {"image_size": 48, "patch_size": 16, "num_layers": 2, "num_heads": 2, "hidden_dim": 24, "mlp_dim": 48}
+TV_SWIN = {"patch_size": [4, 4], "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": [4, 4]}
+
+
+class Zoo(NamedTuple):
+    build: Callable[..., nn.Module]
+    name: str
+    options: dict[str, Any]
+    head: str
+    width: int
+    side: int = 64
+
+
+ZOO = [
+    Zoo(of_timm, "resnet18", {}, "fc", 512),
+    Zoo(of_timm, "vit_tiny_patch16_224", {"img_size": 64}, "head", 192),
+    Zoo(of_timm, "convnext_atto", {}, "head.fc", 320),
+    # Its num_features is 576: the head is behind one more layer.
+    Zoo(of_timm, "mobilenetv3_small_100", {}, "classifier", 1024),
+    Zoo(of_timm, "swin_tiny_patch4_window7_224", {"img_size": 64, "embed_dim": 24, "depths": (1,) * 4}, "head.fc", 192),
+    Zoo(of_timm, "mobilevit_xxs", {}, "head.fc", 320),
+    # Its get_classifier() is a norm and a linear layer, which takes a probe pass to tell.
+    Zoo(of_timm, "repvit_m0_9", {"distillation": False}, "head.head.l", 384),
+    Zoo(of_torchvision, "resnet18", {}, "fc", 512),
+    Zoo(of_torchvision, "mobilenet_v3_small", {}, "classifier.3", 1024),
+    Zoo(of_torchvision, "efficientnet_b0", {}, "classifier.1", 1280),
+    Zoo(of_torchvision, "convnext_tiny", {}, "classifier.2", 768),
+    Zoo(of_torchvision, "densenet121", {}, "classifier", 1024),
+    Zoo(of_torchvision, "VisionTransformer", TV_VIT, "heads.head", 24, 48),
+    Zoo(of_torchvision, "SwinTransformer", TV_SWIN, "head", 24),
+    Zoo(of_transformers, "ViT", {"image_size": 48, **TINY_VIT}, "classifier", 24, 48),
+    Zoo(of_transformers, "ResNet", {"embedding_size": 8, **TINY_CNN}, "classifier.1", 32),
+    Zoo(of_transformers, "ConvNext", TINY_CNN, "classifier", 32),
+]
+
+
+@pytest.fixture(autouse=True)
+def _same_weights_each_time() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module", params=ZOO, ids=lambda zoo: f"{zoo.build.__name__[3:]}-{zoo.name}")
+def split(request: pytest.FixtureRequest) -> tuple[Zoo, Classifier]:
+    """A zoo model in eval mode, wrapped; fresh weights alone would give features and logits of nearly zero."""
+    zoo: Zoo = request.param
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        classifier = Classifier(zoo.build(zoo.name, **zoo.options), mean=MEAN, std=STD)
+        nn.init.normal_(classifier.head.weight)
+        for module in classifier.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = None  # the plain average of all batches, here of one
+        with torch.no_grad():
+            classifier.train()(random_images(8, zoo.side))
+    return zoo, classifier.eval()
+
+
+def random_images(count: int = 2, side: int = 32, channels: int = 3) -> Tensor:
+    return torch.rand(count, channels, side, side, generator=torch.Generator().manual_seed(1))
+
+
+def normalised(images: Tensor) -> Tensor:
+    return (images - torch.tensor(MEAN).reshape(1, 3, 1, 1)) / torch.tensor(STD).reshape(1, 3, 1, 1)
+
+
+def hooks_of(model: nn.Module) -> list[Any]:
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
+    return [hook for module in model.modules() for kind in kinds for hook in getattr(module, kind).values()]
+
+
+def plain_network(**layers: nn.Module) -> nn.Sequential:
+    """A convolution and a pool, with the given layers after them."""
+    network = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    for name, layer in layers.items():
+        network.add_module(name, layer)
+    return network
+
+
+class Named(nn.Module):
+    """Layers by name, and a function of them and the pooled features as the forward pass."""
+
+    def __init__(self, compute: Callable[[Any, Tensor], Any], **layers: nn.Module) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.compute = compute
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, images: Tensor) -> Any:
+        return self.compute(self, self.stem(images))
+
+
+class TestZoo:
+    def test_agrees_with_the_model(self, split: tuple[Zoo, Classifier]) -> None:
+        zoo, classifier = split
+        assert classifier.head_name == zoo.head
+        assert (classifier.feature_dim, classifier.num_classes, classifier.channels) == (zoo.width, CLASSES, 3)
+        images = random_images(side=zoo.side)
+        with torch.no_grad():
+            output = classifier.model(normalised(images))
+            expected = output.logits if zoo.build is of_transformers else output
+            features, logits = classifier.features_and_logits(images)
+            assert features.shape == (2, zoo.width)
+            assert expected.std() > 0.01
+            assert torch.equal(logits, expected)
+            assert torch.equal(classifier(images), expected)
+            assert torch.equal(classifier.features(images), features)
+            torch.testing.assert_close(classifier.logits(features), expected)
+            model: Any = classifier.model
+            if zoo.build is of_timm and model.get_classifier() is classifier.head:
+                own = model.forward_head(model.forward_features(normalised(images)), pre_logits=True)
+                torch.testing.assert_close(features, own)
+
+    def test_copy_is_independent(self, split: tuple[Zoo, Classifier]) -> None:
+        zoo, classifier = split
+        images = random_images(side=zoo.side)
+        with torch.no_grad():
+            before = classifier(images)
+            other = classifier.copy()
+            assert torch.equal(other(images), before)
+            other.head.weight.add_(1.0)
+            assert not torch.equal(other(images), before)
+            assert torch.equal(classifier(images), before)
+        assert not {*map(id, other.parameters())} & {*map(id, classifier.parameters())}
+        assert hooks_of(classifier) == hooks_of(other) == []
+
+    def test_gradient_reaches_the_backbone(self, split: tuple[Zoo, Classifier]) -> None:
+        zoo, classifier = split
+        stem = next(module for module in classifier.modules() if isinstance(module, nn.Conv2d)).weight
+        features, logits = classifier.features_and_logits(random_images(side=zoo.side))
+        for output in (features, logits):
+            (gradient,) = torch.autograd.grad(output.square().sum(), stem, retain_graph=True)
+            assert gradient.isfinite().all()
+            assert gradient.abs().max() > 0
+
+    def test_backbone_is_all_but_the_head(self, split: tuple[Zoo, Classifier]) -> None:
+        zoo, classifier = split
+        everything = dict(classifier.named_parameters())
+        head = {name for name in everything if name.startswith(f"model.{zoo.head}.")}
+        assert len(head) == 2
+        assert set(classifier.backbone_parameters()) == set(everything) - head
+
+
+class TestFindingTheHead:
+    @pytest.mark.parametrize("name", ["fc", "classifier", "head", "linear"])
+    def test_plain_names(self, name: str) -> None:
+        layers = {"hidden": nn.Linear(8, 5), "act": nn.ReLU(), name: nn.Linear(5, 4)}
+        assert Classifier(plain_network(**layers)).head_name == name
+
+    def test_the_only_linear_layer(self) -> None:
+        assert Classifier(plain_network(anything=nn.Linear(8, 4))).head_name == "anything"
+
+    def test_by_dotted_name(self) -> None:
+        network = nn.Sequential(plain_network(a=nn.Linear(8, 5), b=nn.ReLU(), c=nn.Linear(5, 4)))
+        assert Classifier(network, head="0.c").features(random_images()).shape == (2, 5)
+
+    def test_probe_decides_without_usual_names(self) -> None:
+        classifier = Classifier(plain_network(a=nn.Linear(8, 5), b=nn.ReLU(), c=nn.Linear(5, 4)))
+        assert classifier.head_name == "c"
+        assert hooks_of(classifier) == []
+
+    def test_probe_decides_between_usual_names(self) -> None:
+        network = Named(lambda self, z: self.fc(self.head(z)), head=nn.Linear(8, 8), fc=nn.Linear(8, 4))
+        assert Classifier(network).head_name == "fc"
+
+    def test_probe_changes_no_mode_and_no_buffer(self) -> None:
+        network = plain_network(norm=nn.BatchNorm1d(8), a=nn.Linear(8, 5), b=nn.ReLU(), c=nn.Linear(5, 4))
+        network[1].eval()
+        before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
+        Classifier(network)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items())
+        assert [module.training for module in network] == [True, False, *[True] * 6]
+
+    def test_one_layer_under_two_names(self) -> None:
+        shared = nn.Linear(8, 4)
+        network = Named(lambda self, z: self.head(z), fc=shared, head=shared, spare=nn.Linear(8, 4))
+        for classifier in (Classifier(network), Classifier(network, head="head")):
+            assert classifier.head is shared
+            assert set(classifier.backbone_parameters()) == {
+                "model.stem.0.weight",
+                "model.stem.0.bias",
+                "model.spare.weight",
+                "model.spare.bias",
+            }
+
+    def test_compiled_model(self) -> None:
+        network = torch.compile(plain_network(fc=nn.Linear(8, 4)), backend="eager")
+        classifier = Classifier(network)
+        for _ in range(2):
+            features, logits = classifier.features_and_logits(random_images())
+            torch.testing.assert_close(classifier.logits(features), logits)
+        assert {name.rpartition("_orig_mod.")[2] for name in classifier.backbone_parameters()} == {"0.weight", "0.bias"}
+
+    @pytest.mark.parametrize("training", [True, False])
+    def test_logits_of_a_named_tuple(self, training: bool) -> None:
+        """GoogLeNet has auxiliary heads, and returns a tuple with .logits while it is trained."""
+        classifier = Classifier(of_torchvision("googlenet", init_weights=False)).train(training)
+        features, logits = classifier.features_and_logits(random_images(side=64))
+        assert features.shape == (2, 1024)
+        assert logits.shape == (2, CLASSES)
+
+
+class TestRefusals:
+    def test_distilled(self) -> None:
+        with pytest.raises(HeadError, match=r"gives 2 heads.*use the variant without distillation"):
+            Classifier(of_timm("deit_tiny_distilled_patch16_224", img_size=32))
+
+    def test_timm_identity(self) -> None:
+        model = pytest.importorskip("timm").create_model("resnet18", num_classes=0)
+        with pytest.raises(HeadError, match=r"get_classifier\(\) gives is an identity; build the model with"):
+            Classifier(model)
+
+    def test_timm_convolution(self) -> None:
+        with pytest.raises(HeadError, match=r"get_classifier\(\) gives is a convolution; only linear heads"):
+            Classifier(of_timm("dla46_c"))
+
+    def test_squeezenet(self) -> None:
+        with pytest.raises(HeadError, match=r"no linear layer.*'classifier\.1' is a convolution; only linear heads"):
+            Classifier(of_torchvision("squeezenet1_1"))
+
+    def test_identity_in_place_of_the_head(self) -> None:
+        network = plain_network(a=nn.Linear(8, 8), b=nn.ReLU(), fc=nn.Identity())
+        with pytest.raises(HeadError, match=r"'fc' is an identity; build the model with its classification layer"):
+            Classifier(network)
+
+    def test_no_linear_layer_says_what_was_tried(self) -> None:
+        message = r"no linear layer.*Tried: of the usual names fc, classifier, head, linear, .*none exists"
+        with pytest.raises(HeadError, match=message):
+            Classifier(plain_network())
+
+    def test_two_equal_candidates(self) -> None:
+        network = Named(lambda self, z: (self.fc(z), self.head(z))[0], fc=nn.Linear(8, 4), head=nn.Linear(8, 4))
+        network.head.load_state_dict(network.fc.state_dict())
+        message = r"each of fc, head gives.*name the head with head=.*'fc' is a linear layer; 'head' is a linear"
+        with pytest.raises(HeadError, match=message):
+            Classifier(network)
+        assert Classifier(network, head="fc").head is network.fc
+
+    def test_two_averaged_candidates(self) -> None:
+        network = Named(lambda self, z: (self.fc(z) + self.head(z)) / 2, fc=nn.Linear(8, 4), head=nn.Linear(8, 4))
+        with pytest.raises(
+            HeadError, match=r"no linear layer gives the model's output.*something follows the last one\. Tried"
+        ):
+            Classifier(network)
+        assert hooks_of(network) == []
+
+    def test_no_image_size_fits(self) -> None:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
+        message = r"(?s)no probe pass was possible.*3 x 32 x 32: .*1 x 28 x 28: .*Tried: .*Linear layers: 1, 3"
+        with pytest.raises(HeadError, match=message):
+            Classifier(network)
+
+    @pytest.mark.parametrize(
+        ("name", "reason"),
+        [
+            ("nothing", "does not exist"),
+            ("0", "is a convolution"),
+            ("act", "is a ReLU, not a linear layer"),
+            ("skip", "is an identity"),
+        ],
+    )
+    def test_bad_name(self, name: str, reason: str) -> None:
+        network = plain_network(a=nn.Linear(8, 8), act=nn.ReLU(), skip=nn.Identity(), b=nn.Linear(8, 4))
+        with pytest.raises(HeadError, match=rf"head='{name}' {reason}.*Linear layers of this model: a, b"):
+            Classifier(network, head=name)
+
+    def test_something_after_the_head(self) -> None:
+        classifier = Classifier(plain_network(fc=nn.Linear(8, 4), log=nn.LogSoftmax(1)))
+        with pytest.raises(HeadError, match=r"output of 'fc' is not the model's output \(something follows it"):
+            classifier(random_images())
+
+    def test_something_after_a_small_head(self) -> None:
+        classifier = Classifier(plain_network(fc=nn.Linear(8, 4), relu=nn.ReLU()))
+        nn.init.constant_(classifier.head.weight, -1e-8)
+        nn.init.zeros_(classifier.head.bias)
+        with pytest.raises(HeadError, match="output of 'fc' is not the model's output"):
+            classifier(random_images())
+
+    def test_an_empty_batch_proves_nothing(self) -> None:
+        classifier = Classifier(plain_network(fc=nn.Linear(8, 4), log=nn.LogSoftmax(1)))
+        assert classifier(torch.zeros(0, 3, 8, 8)).shape == (0, 4)
+        with pytest.raises(HeadError, match="output of 'fc' is not the model's output"):
+            classifier(random_images())
+
+    def test_a_layer_that_is_not_the_last(self) -> None:
+        classifier = Classifier(plain_network(a=nn.Linear(8, 4), b=nn.ReLU(), fc=nn.Linear(4, 4)), head="a")
+        with pytest.raises(HeadError, match="output of 'a' is not the model's output"):
+            classifier(random_images())
+
+    def test_head_for_each_position(self) -> None:
+        tokens = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(2), Transpose(), nn.Linear(8, 4), Mean())
+        with pytest.raises(HeadError, match=r"input of shape \(2, 900, 8\); expected \[N, D\]"):
+            Classifier(tokens).features(random_images())
+
+    @pytest.mark.parametrize(
+        ("compute", "times"),
+        [
+            (lambda self, z: (self.fc(z) + self.fc(-z)) / 2, 2),
+            (lambda self, z: F.linear(z, self.fc.weight, self.fc.bias), 0),
+        ],
+    )
+    def test_head_must_run_once(self, compute: Callable[[Any, Tensor], Tensor], times: int) -> None:
+        classifier = Classifier(Named(compute, fc=nn.Linear(8, 4)))
+        with pytest.raises(HeadError, match=f"'fc' runs {times} times in a forward pass; it must run once"):
+            classifier(random_images())
+        assert hooks_of(classifier) == []
+
+    def test_output_without_logits(self) -> None:
+        classifier = Classifier(Named(lambda self, z: (self.fc(z), z), fc=nn.Linear(8, 4)))
+        with pytest.raises(HeadError, match=r"model returns tuple; expected a tensor or an object with \.logits"):
+            classifier(random_images())
+
+    def test_not_a_module(self, tiny_classifier: Classifier) -> None:
+        with pytest.raises(TypeError, match=r"a ttac\.Classifier already"):
+            Classifier(tiny_classifier)
+        with pytest.raises(TypeError, match=r"expected a torch\.nn\.Module, not str"):
+            Classifier("resnet18")  # type: ignore[arg-type]
+
+
+class Transpose(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mT
+
+
+class Mean(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean(1)
+
+
+class TestPixels:
+    def test_timm_supplies_mean_and_std(self) -> None:
+        model: Any = of_timm("resnet18")
+        classifier = Classifier(model)
+        assert classifier.mean.flatten().tolist() == pytest.approx([0.485, 0.456, 0.406])
+        assert classifier.std.flatten().tolist() == pytest.approx([0.229, 0.224, 0.225])
+        model.pretrained_cfg = pytest.importorskip("timm").models.PretrainedCfg(mean=MEAN, std=STD)
+        assert Classifier(model).mean.flatten().tolist() == pytest.approx(MEAN)
+        assert Classifier(model, mean=[0.1]).mean.flatten().tolist() == pytest.approx([0.1])
+
+    def test_raw_pixels_without_mean_and_std(self, tiny_classifier: Classifier) -> None:
+        assert torch.equal(tiny_classifier(random_images()), tiny_classifier.model(random_images()))
+
+    def test_timm_with_other_channels_needs_its_own_mean(self) -> None:
+        model = of_timm("resnet18", in_chans=1)
+        with pytest.raises(ValueError, match=r"mean has 3 values where 1 channels are expected: pass mean and std"):
+            Classifier(model)
+        images = random_images(channels=1)
+        assert torch.equal(Classifier(model, mean=[0.5], std=[0.5]).check(images), images)
+
+    def test_mean_by_hand_outranks_the_first_convolution(self) -> None:
+        """A stem that folds pixels into channels has a convolution of more channels than the image."""
+        network = nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(12, 8, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        network.add_module("fc", nn.Linear(8, 4))
+        classifier = Classifier(network, mean=MEAN, std=STD)
+        assert classifier.channels == 3
+        assert classifier(classifier.check(random_images())).shape == (2, 4)
+
+    def test_channels_are_open_without_a_convolution(self) -> None:
+        classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 4)))
+        assert classifier(classifier.check(random_images(side=8, channels=1))).shape == (2, 4)
+
+    @pytest.mark.parametrize("std", [(0.2, 0.0, 0.2), (0.2, -1.0, 0.2), (0.2, float("nan"), 0.2)])
+    def test_std_must_be_positive(self, std: tuple[float, ...]) -> None:
+        with pytest.raises(ValueError, match="std must be positive"):
+            Classifier(ResNet(8, 10, width=4), mean=MEAN, std=std)
+
+    def test_std_of_another_length(self) -> None:
+        with pytest.raises(ValueError, match="std has 2 values where 3 channels are expected"):
+            Classifier(ResNet(8, 10, width=4), mean=MEAN, std=(1.0, 1.0))
+
+    def test_check_is_on_the_classifier(self, tiny_classifier: Classifier) -> None:
+        with pytest.raises(ValueError, match="images have 1 channels; the model takes 3"):
+            tiny_classifier.check(random_images(channels=1))
+
+
+class TestPrecisionAndDevice:
+    def test_pixels_are_normalised_before_the_cast(self) -> None:
+        classifier = Classifier(ResNet(8, 10, width=4), mean=MEAN, std=STD).eval().to(torch.bfloat16)
+        assert classifier.mean.dtype == classifier.std.dtype == torch.float32
+        assert classifier.mean.flatten().tolist() == pytest.approx(MEAN, rel=1e-6)
+        images = random_images()
+        features, logits = classifier.features_and_logits(images)
+        assert features.dtype == logits.dtype == torch.bfloat16
+        assert torch.equal(logits, classifier.model(normalised(images).bfloat16()))
+
+    def test_bfloat16_from_the_start(self) -> None:
+        model = of_timm("vit_tiny_patch16_224", img_size=32).to(torch.bfloat16).eval()
+        classifier = Classifier(model, mean=MEAN, std=STD)
+        images = random_images()
+        assert torch.equal(classifier(images), model(normalised(images).bfloat16()))
+        assert classifier(images.bfloat16()).dtype == torch.bfloat16
+
+    def test_float64(self) -> None:
+        classifier = Classifier(ResNet(8, 10, width=4), mean=MEAN, std=STD).eval().double()
+        expected = classifier.model(normalised(random_images()).double())
+        torch.testing.assert_close(classifier(random_images()), expected, rtol=1e-6, atol=1e-6)
+
+    def test_input_takes_the_dtype_of_the_first_layer(self) -> None:
+        """A head kept in float32 behind a bfloat16 backbone."""
+        network = Named(lambda self, z: self.fc(z.float()), fc=nn.Linear(8, 4))
+        network.stem.to(torch.bfloat16)
+        features, logits = Classifier(network).features_and_logits(random_images())
+        assert features.dtype == logits.dtype == torch.float32
+
+    def test_moves_to_another_device(self, tiny_classifier: Classifier) -> None:
+        tiny_classifier(random_images())
+        moved = tiny_classifier.copy().to("meta")
+        assert moved.mean.device.type == moved.std.device.type == "meta"
+        features, logits = moved.features_and_logits(moved.check(random_images()))
+        assert features.device.type == logits.device.type == "meta"
+        assert (features.shape, logits.shape) == ((2, 16), (2, 10))
+
+    @pytest.mark.parametrize(
+        "norm", [nn.BatchNorm2d, lambda width: nn.GroupNorm(2, width), lambda width: nn.GroupNorm(1, width)]
+    )
+    def test_norm_layers_in_train_mode(self, norm: Callable[[int], nn.Module]) -> None:
+        """One forward pass a call: batch statistics move once, and the split holds while they move."""
+        classifier = Classifier(ResNet(8, 10, width=4, norm=norm)).train()
+        features, logits = classifier.features_and_logits(random_images())
+        torch.testing.assert_close(classifier.logits(features), logits)
+        tracked = [int(tensor) for name, tensor in classifier.state_dict().items() if "num_batches" in name]
+        assert tracked == [1] * (9 if norm is nn.BatchNorm2d else 0)
+
+    def test_undefined_logits_are_no_matter_of_the_head(self, tiny_classifier: Classifier) -> None:
+        nn.init.constant_(tiny_classifier.head.weight, float("nan"))
+        assert tiny_classifier(random_images()).isnan().all()
+
+
+class TestFingerprint:
+    def test_same_for_copies_builds_and_memory_formats(self, tiny_classifier: Classifier) -> None:
+        expected = tiny_classifier.fingerprint()
+        assert tiny_classifier.copy().fingerprint() == expected
+        torch.manual_seed(1)
+        rebuilt = Classifier(ResNet(8, 10, width=4))
+        assert rebuilt.fingerprint() != expected
+        rebuilt.load_state_dict(tiny_classifier.state_dict())
+        assert rebuilt.fingerprint() == expected
+        assert rebuilt.to(memory_format=torch.channels_last).requires_grad_(False).fingerprint() == expected
+        rebuilt(random_images())
+        assert rebuilt.eval().fingerprint() != expected, "a pass in train mode moves the batch statistics"
+
+    def test_changes_with_every_tensor(self, tiny_classifier: Classifier) -> None:
+        names = list(tiny_classifier.state_dict())
+        prints = {tiny_classifier.fingerprint()}
+        for name in names:
+            other = tiny_classifier.copy()
+            other.state_dict()[name].view(-1)[-1] += 1
+            prints.add(other.fingerprint())
+        assert len(prints) == len(names) + 1
+
+    def test_changes_with_pixels_head_and_precision(self) -> None:
+        network = plain_network(a=nn.Linear(8, 8), b=nn.Linear(8, 8))
+        variants = [
+            Classifier(network, head="a"),
+            Classifier(network, head="b"),
+            Classifier(network, head="b", mean=MEAN),
+            Classifier(network, head="b", std=MEAN),
+            Classifier(network, head="b").copy().bfloat16(),
+        ]
+        assert len({classifier.fingerprint() for classifier in variants}) == len(variants)
+
+
+class TestProbeImages:
+    def test_size_that_a_model_notes(self) -> None:
+        assert probe_images(of_torchvision("VisionTransformer", **TV_VIT)).shape == (2, 3, 48, 48)
+        assert probe_images(of_transformers("ViT", image_size=48, **TINY_VIT)).shape == (2, 3, 48, 48)
+
+    def test_note_that_is_stale(self) -> None:
+        """timm notes 224 pixels and three channels whatever a model was built for."""
+        assert probe_images(of_timm("vit_tiny_patch16_224", img_size=64, in_chans=1)).shape == (2, 1, 64, 64)
+
+    def test_grey_images_without_a_convolution(self) -> None:
+        network = nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 4))
+        assert probe_images(network).shape == (2, 1, 28, 28)
+        assert Classifier(network).head_name == "3"
