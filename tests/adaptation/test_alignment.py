@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from references.alignment import Written
-from references.gaussians import D, G, gaussians
+from references.gaussians import D, G, copied, gaussians, stored
 from ttac.adaptation.alignment import Alignment, Distance
 from ttac.gaussian import FAMILIES, Direction, Full, Gaussians, covariance
 
@@ -46,15 +46,11 @@ def written(alignment: Alignment, family: str) -> Written:
 
 
 def unchanged(alignment: Alignment, before: dict[str, Tensor]) -> bool:
-    return all(torch.equal(tensor, before[name]) for name, tensor in alignment.running.state().items())
-
-
-def copied(alignment: Alignment) -> dict[str, Tensor]:
-    return {name: tensor.clone() for name, tensor in alignment.running.state().items()}
+    return all(torch.equal(tensor, before[name]) for name, tensor in stored(alignment.running).items())
 
 
 def pulled(alignment: Alignment, features: Tensor, assignment: Tensor) -> Tensor:
-    (gradient,) = torch.autograd.grad(alignment.pull(features, assignment)[0], features)
+    (gradient,) = torch.autograd.grad(alignment.pull(features, assignment)[0].carrier, features)
     return gradient
 
 
@@ -140,9 +136,23 @@ def test_pieces_of_one_pull_as_written(family: str, assignment: Tensor, monkeypa
     torch.testing.assert_close(pulled(alignment, draw(), assignment), expected, rtol=1e-9, atol=1e-11)
 
 
-def test_the_value_of_a_pull_is_no_loss() -> None:
-    value, blend = make("full").pull(draw(), HARD)
-    assert float(value.detach()) == 0
+@pytest.mark.parametrize("kind", ["kl", "l2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_value_of_a_pull_is_that_of_the_written_loss_after_the_commit(family: str, kind: Distance) -> None:
+    alignment = make(family, kind)
+    expected = 3 * written(alignment, family).loss(draw(), HARD)
+    pull, blend = alignment.pull(draw(), HARD, weight=3.0)
+    alignment.running.commit(blend)
+    moved = sorted({int(k) for k in HARD if k >= 0})  # the written loss leaves the others out
+    others = [k for k in range(G) if k not in moved]
+    rest = 3 * alignment.scale * alignment.distances()[others].sum()
+    # What is committed has been cut back to its rank.
+    rtol = 1e-2 if family == "low-rank" else 1e-8
+    torch.testing.assert_close(pull.value() - rest, expected.detach(), rtol=rtol, atol=1e-10)
+
+
+def test_a_blend_holds_no_graph() -> None:
+    _, blend = make("full").pull(draw(), HARD)
     assert not any(tensor.requires_grad for part in blend.parts for tensor in (part.features, part.mean, part.weights))
 
 
@@ -156,24 +166,26 @@ def test_what_is_not_finite_gives_a_pull_that_is_refused(
     features = draw().detach()
     features[sample, 0] = broken
     alignment = make(family)
-    before = copied(alignment)
-    assert not alignment.pull(features.requires_grad_(), assignment)[0].isfinite()
-    assert not alignment.pull(features, alignment.share(features))[0].isfinite()
+    before = copied(alignment.running)
+    assert not alignment.pull(features.requires_grad_(), assignment)[0].carrier.isfinite()
+    assert not alignment.pull(features, alignment.share(features))[0].carrier.isfinite()
     assert unchanged(alignment, before)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_that_is_not_positive_definite_gives_a_pull_that_is_refused(family: str) -> None:
     alignment = make(family)
-    stored = alignment.running.state()
+    tensors = stored(alignment.running)
     if family == "full":
-        stored["matrix"][1].fill_diagonal_(-5.0)
+        tensors["matrix"][1].fill_diagonal_(-5.0)
     else:
-        stored["variance" if family == "diagonal" else "noise"][1] = -5.0
-    before = copied(alignment)
-    assert not alignment.pull(draw(), HARD)[0].isfinite()
-    assert alignment.pull(draw(), torch.zeros(8).long())[0].isfinite()  # the others are not touched
-    assert not alignment.pull(draw(), alignment.share(draw()))[0].isfinite()  # each share depends on all Gaussians
+        tensors["variance" if family == "diagonal" else "noise"][1] = -5.0
+    before = copied(alignment.running)
+    assert not alignment.pull(draw(), HARD)[0].carrier.isfinite()
+    assert alignment.pull(draw(), torch.zeros(8).long())[0].carrier.isfinite()  # the others are not touched
+    assert not alignment.pull(draw(), alignment.share(draw()))[
+        0
+    ].carrier.isfinite()  # each share depends on all Gaussians
     assert alignment.distances().isfinite().tolist() == [True, False, True]
     assert unchanged(alignment, before)
 
@@ -191,7 +203,8 @@ def test_single_precision_is_close(family: str) -> None:
         gaussians(family, 0).map(lambda tensor: tensor.float() if tensor.ndim else tensor),
         ridge=RIDGE, clip=CLIP, means_only=False,
     )  # fmt: skip
-    single.running.load(alignment.running.state())
+    for name, tensor in stored(alignment.running).items():
+        stored(single.running)[name].copy_(tensor)
     found = pulled(single, draw().detach().float().requires_grad_(), HARD)
     assert found.dtype == torch.float32
     assert float((found - exact).norm() / exact.norm()) < 1e-4
@@ -207,4 +220,4 @@ def test_anchors_of_any_rank_are_where_the_target_starts() -> None:
     anchors = Gaussians(torch.zeros(1, 100), Full(torch.eye(100)[None])).as_family("low-rank", rank=80)
     alignment = Alignment(anchors, ridge=RIDGE, clip=CLIP, means_only=False)
     torch.testing.assert_close(alignment.distances(), torch.zeros(1), rtol=0, atol=1e-3)
-    assert alignment.running.state()["factor"].shape == (1, 100, 80)
+    assert stored(alignment.running)["factor"].shape == (1, 100, 80)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttac import Classifier, checks
-from ttac.methods.base import Adapter
+from ttac.adaptation.adapter import Adapter
 from ttac.methods.registry import methods
 
 NAMES = tuple(methods())

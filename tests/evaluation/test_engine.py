@@ -82,7 +82,7 @@ def test_more_than_the_protocol_allows_is_refused_before_anything_is_read(tiny_c
     images = torch.rand(20, 3, 16, 16)
     collected = SourceStatistics.collect(tiny_classifier, [(images, torch.arange(20) % 10)])
     adapter = ttac.adapt(tiny_classifier, "ttac++", stats=collected)
-    with pytest.raises(ValueError, match="source-free, and this TTAC\\+\\+ holds statistics collected from 20"):
+    with pytest.raises(ValueError, match="source-free, and this TTAC\\+\\+ holds statistics collected from source"):
         ttac.evaluate(adapter, never(), protocol="N-O-SF")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="unknown protocol 'N-O'; choose from N-O-SF"):
         ttac.evaluate(adapter, never(), protocol="N-O")  # type: ignore[arg-type]
@@ -176,13 +176,13 @@ def test_a_method_gets_images_and_nothing_else(monkeypatch: pytest.MonkeyPatch) 
     subject = checks.subject("bn")
     adapter = subject.make()
     given: list[tuple[object, ...]] = []
-    arrive = type(adapter)._arrive
+    arrive = type(adapter).__call__
 
     def note(self: object, *arguments: object) -> torch.Tensor:
         given.append(arguments)
         return arrive(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(type(adapter), "_arrive", note)
+    monkeypatch.setattr(type(adapter), "__call__", note)
     stream = marked(subject, Scenario("mixed"))
     ttac.evaluate(adapter, stream, "N-O-SF")
     expected = [images for images, _, _ in stream]

@@ -10,9 +10,8 @@ from torch import Tensor
 
 import ttac
 from ttac import Classifier, SourceStatistics, checks
+from ttac.adaptation.method import Method
 from ttac.evaluation.protocols import ProtocolError
-from ttac.methods.base import Adapter
-from ttac.methods.ttac import TTAC
 from ttac.model.branches import ContrastiveBranch, RotationBranch
 from ttac.model.networks import ResNet
 
@@ -62,12 +61,12 @@ def test_the_target_set_is_shown_before_each_epoch_of_multi_pass_and_never_in_on
 ) -> None:
     shown: list[tuple[int, int, int]] = []
 
-    def look(self: Adapter, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+    def look(self: Method, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         shown.append((epoch, epochs, sum(len(images) for images in target)))
 
     subject = checks.subject("bn")
     adapter = subject.make()
-    monkeypatch.setattr(type(adapter), "_begin_epoch", look)
+    monkeypatch.setattr(type(adapter.method), "begin_epoch", look)
     ttac.evaluate(adapter, pairs(subject), "N-M-SF", epochs=2)
     assert shown == [(0, 2, 44), (1, 2, 44)]
     shown.clear()
@@ -117,20 +116,18 @@ def test_who_has_seen_the_target_set_is_out_of_every_one_pass_protocol() -> None
 def test_posteriors_are_remembered_from_epoch_to_epoch() -> None:
     subject = checks.subject("ttac", queue=0, passes=1, tau_tc=-0.001, cooldown=5)
     adapter = subject.make()
-    assert isinstance(adapter, TTAC)
     images = subject.images[: 4 * checks.WINDOW]
     visits = []
     for epoch in range(3):
         adapter.begin_epoch(epoch, 3, iter([images]))
         for batch in images.split(checks.WINDOW // 2 + 1):
             adapter.learn(batch)
-        visits.append(adapter.queue.memory.visits.tolist())
+        visits.append(adapter.memory_in_use.columns["visits"].tolist())
     assert visits == [[number] * checks.WINDOW for number in (1, 2, 3)]
     one_pass = subject.make()
-    assert isinstance(one_pass, TTAC)
     for _ in range(2):
         one_pass(images)
-    assert set(one_pass.queue.memory.visits.tolist()) == {1}  # the same image again is another sample there
+    assert set(one_pass.memory_in_use.columns["visits"].tolist()) == {1}  # the same image again is another sample there
 
 
 def test_an_interrupted_call_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,11 +137,21 @@ def test_an_interrupted_call_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(adapter, "_try", interrupt)
+    monkeypatch.setattr(adapter.method, "losses", interrupt)
     with pytest.raises(KeyboardInterrupt):
         adapter(subject.images)
     with pytest.raises(ProtocolError, match="has already seen 44 samples"):
         ttac.evaluate(adapter, pairs(subject), "N-O-SF")
+
+
+def test_resets_within_a_stream_do_not_belong_to_several_passes() -> None:
+    subject = checks.subject("tent", reset_every=16)
+    with pytest.raises(ProtocolError, match="reset_every"):
+        ttac.evaluate(subject.make(), pairs(subject), "N-M-SF")
+    record = ttac.evaluate(subject.make(), pairs(subject), "N-O-SF")
+    plain = ttac.evaluate(checks.subject("tent").make(), pairs(subject), "N-O-SF")
+    assert record.counters["samples"] == plain.counters["samples"]
+    assert record.counters["steps"] > 4  # those of all stretches
 
 
 def test_what_is_no_statistics_is_refused_with_the_choice(tiny_classifier: Classifier) -> None:
@@ -164,7 +171,7 @@ def test_a_branch_needs_a_modified_objective(method: str) -> None:
     with pytest.raises(ProtocolError, match=r"uses the model's contrastive branch.*Y-O-SL"):
         ttac.evaluate(subject.make(), pairs(subject), "N-O-SL")
     record = ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
-    assert record.provenance["branch_used"] == "contrastive"
+    assert record.provenance["knowledge"]["contrastive branch"]["level"] == "objective"
 
 
 def test_without_its_branch_a_model_is_a_plain_classifier() -> None:
@@ -182,7 +189,7 @@ def test_without_its_branch_a_model_is_a_plain_classifier() -> None:
 
 def test_modified_objectives_are_for_what_the_branch_brings() -> None:
     subject = checks.subject("ttac++", branched(ContrastiveBranch))
-    with pytest.raises(ProtocolError, match="leaves it unused: set contrastive_weight"):
+    with pytest.raises(ProtocolError, match="leaves its contrastive branch unused"):
         ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
     ttac.evaluate(checks.subject("test", branched(ContrastiveBranch)).make(), pairs(subject), "Y-O-SL")
 
@@ -192,12 +199,12 @@ def test_modified_objectives_need_a_branch() -> None:
     with pytest.raises(ProtocolError, match="trained with a branch, and this one has none"):
         ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
     for classifier, found in (
-        (Classifier(ResNet(8, 4, width=4)), "none"),
-        (branched(RotationBranch), "a rotation branch"),
+        (Classifier(ResNet(8, 4, width=4)), "statistics"),
+        (branched(RotationBranch), "statistics, rotation branch"),
     ):
         stats = SourceStatistics.rescale_weights(classifier)
         with pytest.raises(
-            ValueError, match=f"needs a model trained with a contrastive branch, and this one has {found}"
+            ValueError, match=f"needs to know the contrastive branch of the source, and is given {found}:"
         ):
             ttac.adapt(classifier, "ttac++", stats=stats, contrastive_weight=1.0)
 
@@ -224,4 +231,4 @@ def test_source_free_statistics_are_admitted_under_source_free_protocols(
 ) -> None:
     adapter = ttac.adapt(tiny_classifier, "ttac", stats=make(tiny_classifier), window=4, queue=0, passes=1)
     stream = [(torch.rand(8, 3, 16, 16), torch.arange(8))]
-    assert ttac.evaluate(adapter, stream, "N-M-SF", epochs=1).provenance["statistics"]["samples"] == 0
+    assert ttac.evaluate(adapter, stream, "N-M-SF", epochs=1).provenance["knowledge"]["statistics"]["samples"] == 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from references.gaussians import D, G, gaussians, make_covariance
+from references.gaussians import D, G, copied, gaussians, make_covariance, stored
 from ttac.gaussian import (
     FAMILIES,
     Covariance,
@@ -145,7 +145,7 @@ def test_pieces_of_any_size_give_the_same(family: str, soft: bool, monkeypatch: 
         blend = running.blend(features, assignment)
         assert size > 1 or all(len(part.rows) == 1 for part in blend.parts)
         running.commit(blend)
-        states.append(running.state())
+        states.append(stored(running))
     for state in states[1:]:
         for name, tensor in state.items():
             # The sign of a direction is free.
@@ -175,11 +175,11 @@ def test_a_minibatch_larger_than_the_clip_stays_positive_definite() -> None:
 
 def test_nothing_assigned_changes_nothing() -> None:
     running = RunningGaussians(gaussians("full", 0), torch.ones(G).double())
-    before = {name: tensor.clone() for name, tensor in running.state().items()}
+    before = copied(running)
     blend = running.blend(torch.randn(4, D, dtype=torch.float64), torch.full((4,), -1))
     running.commit(blend)
     assert len(blend.parts) == 0
-    assert all(torch.equal(tensor, before[name]) for name, tensor in running.state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in stored(running).items())
 
 
 def test_a_commit_forgets_the_inverses_from_before() -> None:
@@ -199,25 +199,32 @@ def test_a_load_forgets_the_inverses_from_before(family: str) -> None:
     running.gaussians.covariance.prepare()
     running.gaussians.covariance.solve(vectors)
     other = RunningGaussians(gaussians(family, 1), torch.ones(G).double())
-    running.load(other.state())
+    running.load_state(other.state())
     expected = vectors @ torch.linalg.inv(other.gaussians.covariance.dense())
     torch.testing.assert_close(running.gaussians.covariance.solve(vectors), expected)
 
 
 @pytest.mark.parametrize(
-    ("family", "name", "shape"),
-    [("full", "mean", (1, D)), ("full", "counts", ()), ("full", "matrix", (1, D, D)),
-     ("low-rank", "factor", (G, D, 1)), ("low-rank", "factor", (G, D, 3)), ("diagonal", "variance", (G, 1))],
+    ("family", "place", "shape"),
+    [("full", ("gaussians", "mean"), (1, D)), ("full", ("counts",), ()), ("full", ("counts",), (G + 1,)),
+     ("full", ("gaussians", "covariance", "matrix"), (1, D, D)),
+     ("low-rank", ("gaussians", "covariance", "factor"), (G, D, 1)),
+     ("low-rank", ("gaussians", "covariance", "factor"), (G, D, 3)),
+     ("diagonal", ("gaussians", "covariance", "variance"), (G, 1))],
 )  # fmt: skip
-def test_a_state_of_other_shapes_is_refused(family: str, name: str, shape: tuple[int, ...]) -> None:
+def test_a_state_of_other_shapes_is_refused(family: str, place: tuple[str, ...], shape: tuple[int, ...]) -> None:
     running = RunningGaussians(gaussians(family, 0), torch.ones(G).double())
-    before = {key: tensor.clone() for key, tensor in running.state().items()}
-    other = RunningGaussians(gaussians(family, 1), 2 * torch.ones(G).double()).state()
-    with pytest.raises(ValueError, match=f"'{name}' of the saved Gaussians"):
-        running.load({**other, name: torch.ones(shape).double()})
-    with pytest.raises(ValueError, match=f"no '{name}'"):
-        running.load({key: tensor for key, tensor in other.items() if key != name})
-    assert all(torch.equal(tensor, before[key]) for key, tensor in running.state().items())
+    for damage in ("another shape", "missing"):
+        state = RunningGaussians(gaussians(family, 1), 2 * torch.ones(G).double()).state()
+        *outer, name = place
+        inner = state
+        for key in outer:
+            inner = inner[key]
+        inner[name] = torch.ones(shape).double()
+        if damage == "missing":
+            del inner[name]
+        with pytest.raises((ValueError, KeyError)):
+            running.load_state(state)
 
 
 def test_a_blend_is_valid_until_the_next_commit_or_load() -> None:
@@ -225,14 +232,14 @@ def test_a_blend_is_valid_until_the_next_commit_or_load() -> None:
     features, assignment = torch.randn(9, D, dtype=torch.float64), torch.arange(9) % G
     blend = running.blend(features, assignment)
     running.commit(blend)
-    before = {name: tensor.clone() for name, tensor in running.state().items()}
+    before = copied(running)
     with pytest.raises(ValueError, match="out of date"):
         running.commit(blend)
     blend = running.blend(features, assignment)
-    running.load(before)
+    running.load_state(running.state())
     with pytest.raises(ValueError, match="out of date"):
         running.commit(blend)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in running.state().items())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in stored(running).items())
 
 
 def test_many_samples_of_one_class_are_decomposed_in_few_dimensions(monkeypatch: pytest.MonkeyPatch) -> None:

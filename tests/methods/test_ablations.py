@@ -10,7 +10,7 @@ from torch.distributions import MultivariateNormal
 
 from ttac import checks
 from ttac.adaptation.alignment import Alignment
-from ttac.adaptation.filters import FilterKind, Memory, filter_pseudo_labels
+from ttac.adaptation.filters import FilterKind, Remembered, filter_pseudo_labels
 from ttac.adaptation.losses import filtered_labels
 from ttac.gaussian import FAMILIES, Full, Gaussians, RunningGaussians, moment_distance, responsibilities
 from ttac.methods.ttac import TTAC
@@ -78,7 +78,9 @@ def test_certain_soft_assignments_equal_hard_ones() -> None:
 def test_filters_that_are_left_out_reject_nobody(kind: FilterKind, expected: list[int]) -> None:
     posterior = torch.tensor([[0.95, 0.05], [0.6, 0.4], [0.05, 0.95]])
     # The third was surer of its label before, so temporal consistency rejects it.
-    memory = Memory(torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.01, 0.99]]), torch.ones(3).long(), torch.zeros(3).long())
+    memory = Remembered(
+        torch.tensor([[0.9, 0.1], [0.5, 0.5], [0.01, 0.99]]), torch.ones(3).long(), torch.zeros(3).long()
+    )
     filtered = filter_pseudo_labels(posterior, memory, xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5, kind=kind)
     assert filtered.assignment.tolist() == expected
 
@@ -96,9 +98,9 @@ def test_responsibilities_are_those_of_a_mixture() -> None:
 
 def test_soft_clusters_take_every_sample_by_its_responsibility(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = checks.subject("ttac", filter="soft", queue=0, passes=1).make()
-    assert isinstance(adapter, TTAC)
+    assert isinstance(adapter.method, TTAC)
     images = checks.subject("ttac").images[: checks.WINDOW]
-    anchor = adapter.alignments["anchor"]
+    anchor = adapter.method.alignments["anchor"]
     shares = anchor.share(adapter.classifier.features(images))
     torch.testing.assert_close(shares.sum(1), torch.ones(checks.WINDOW))
     monkeypatch.setattr(anchor, "share", lambda features: torch.full((len(features), 4), 0.25))
@@ -109,11 +111,12 @@ def test_soft_clusters_take_every_sample_by_its_responsibility(monkeypatch: pyte
 
 def test_without_weights_the_clusters_follow_and_nothing_is_pulled(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = checks.subject("ttac", class_weight=0.0, global_weight=0.0).make()
-    assert isinstance(adapter, TTAC)
+    method = adapter.method
+    assert isinstance(method, TTAC)
     monkeypatch.setattr(Alignment, "pull", lambda *_: pytest.fail("a pull was computed that has no weight"))
-    before = {name: alignment.running.gaussians.mean.clone() for name, alignment in adapter.alignments.items()}
+    before = {name: alignment.running.gaussians.mean.clone() for name, alignment in method.alignments.items()}
     adapter(checks.subject("ttac").images)
-    for name, alignment in adapter.alignments.items():
+    for name, alignment in method.alignments.items():
         assert not torch.equal(alignment.running.gaussians.mean, before[name])
 
 

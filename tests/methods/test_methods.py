@@ -1,8 +1,12 @@
-"""Every registered method against the conformance suite, and what is particular to each."""
+"""What is particular to methods; what all of them promise is in test_conformance.py."""
 
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -12,52 +16,21 @@ from torch.nn import functional as F
 
 import ttac
 from ttac import Classifier, SourceStatistics, checks
+from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.alignment import Alignment
+from ttac.adaptation.step import COSTLY_EVERY, Loss
 from ttac.gaussian import RunningGaussians
-from ttac.methods.base import Adapter
-from ttac.methods.registry import methods
-from ttac.methods.ttac import TTAC, Alignment
+from ttac.methods.ttac import TTAC
 from ttac.model.networks import ResNet
 
-NAMES = tuple(methods())
 
-
-@pytest.mark.parametrize("check", checks.CHECKS, ids=lambda check: check.__name__)
-@pytest.mark.parametrize("method", NAMES)
-def test_conformance(method: str, check: Any) -> None:
-    check(checks.subject(method))
-
-
-VARIANTS: list[dict[str, Any]] = [
-    {"predict": "before"},
-    {"direction": "one-sided"},
-    {"queue": 0},
-    {"source_free": True},
-]
-
-
-@pytest.mark.parametrize("options", VARIANTS, ids=str)
-@pytest.mark.parametrize("method", ["ttac", "ttac++"])
-def test_conformance_of_variants(method: str, options: dict[str, Any]) -> None:
-    checks.run_all(method, **options)
-
-
-def group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(2, channels)
-
-
-@pytest.mark.parametrize("method", NAMES)
-def test_networks_without_batch_norm(method: str) -> None:
-    torch.manual_seed(0)
-    checks.run_all(method, Classifier(ResNet(8, 4, width=4, norm=group_norm)).eval())
-
-
-def test_a_broken_method_is_caught() -> None:
+def test_an_impure_prediction_is_caught() -> None:
     honest = checks.subject("bn")
 
     def impure() -> Adapter:
         adapter = honest.make()
         real = adapter.predict
-        adapter.predict = lambda images: (adapter.queue.push(images), real(images))[1]  # type: ignore[attr-defined,method-assign]
+        adapter.predict = lambda images: (adapter.memory_in_use.push(images), real(images))[1]  # type: ignore[func-returns-value,method-assign]
         return adapter
 
     with pytest.raises(checks.CheckError, match="predict changed the state"):
@@ -78,23 +51,15 @@ def test_unknown_names_raise_and_name_the_close_ones(tiny_classifier: Classifier
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "value"),
     [
-        ({"window": 1}, "window must be at least 2, not 1"),
-        ({"queue": 100}, "queue must be 0 or hold a window of 256, not 100"),
-        ({"predict": "during"}, "predict must be before or after, not 'during'"),
-        ({"passes": 0}, "passes must be at least 1"),
-        ({"lr": -1.0}, "lr must be positive"),
-        ({"direction": "both"}, "direction must be symmetric or one-sided"),
-        ({"magnitude": 31}, "magnitude must be in 0..30"),
-        ({"seed": -1}, "seed must be a non-negative integer"),
+        ("window", 1), ("queue", 100), ("predict", "during"), ("passes", 0), ("lr", -1.0), ("direction", "both"),
+        ("magnitude", 31), ("seed", -1), ("reset_every", -1), ("class_start", 1.1), ("tau_st", 2.0), ("xi", 0.0),
     ],
-)
-def test_values_that_make_no_sense_are_refused(
-    options: dict[str, Any], message: str, tiny_classifier: Classifier
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ttac.adapt(tiny_classifier, "ttac++", stats=SourceStatistics.infer(tiny_classifier), **options)
+)  # fmt: skip
+def test_values_that_make_no_sense_are_refused(name: str, value: Any, tiny_classifier: Classifier) -> None:
+    with pytest.raises(ValueError, match=name):
+        ttac.adapt(tiny_classifier, "ttac++", stats=SourceStatistics.infer(tiny_classifier), **{name: value})
 
 
 def test_presets_hold_the_numbers_of_the_paper(tiny_classifier: Classifier) -> None:
@@ -109,11 +74,13 @@ def test_presets_hold_the_numbers_of_the_paper(tiny_classifier: Classifier) -> N
     for preset, numbers in expected.items():
         options = ttac.adapt(tiny_classifier, "ttac++", stats=stats, preset=preset).options
         assert tuple(getattr(options, name) for name in names) == numbers
-    assert ttac.adapt(tiny_classifier, "ttac++", stats=stats, preset="paper", passes=1).options.passes == 1  # type: ignore[attr-defined]
+    assert ttac.adapt(tiny_classifier, "ttac++", stats=stats, preset="paper", passes=1).options.passes == 1
 
 
 def test_statistics_are_asked_for_and_checked(tiny_classifier: Classifier) -> None:
-    with pytest.raises(ValueError, match=r"TTAC\+\+ needs source statistics"):
+    with pytest.raises(
+        ValueError, match=r"TTAC\+\+ .*needs to know the statistics of the source, and is given nothing: pass stats="
+    ):
         ttac.adapt(tiny_classifier, "ttac++")
     torch.manual_seed(3)
     other = Classifier(ResNet(8, 10, width=4))
@@ -144,8 +111,9 @@ def test_damaged_states_are_refused_and_change_nothing() -> None:
         (("options",), {**good["options"], "window": 9}),
         (("fingerprint",), "0"),
         (("classifier",), {}),
-        (("method_state", "alignments"), {}),
-        (("method_state", "queue"), {"fresh": 0}),
+        (("state", "method", "alignments"), {}),
+        (("state", "memory"), {"fresh": 0}),
+        (("knowledge",), {"statistics": "0"}),
     ):
         bad = copy.deepcopy(good)
         place = bad
@@ -185,6 +153,69 @@ def test_tent_is_the_published_loop() -> None:
     torch.testing.assert_close(ours, torch.cat(theirs), rtol=1e-4, atol=1e-5)
 
 
+def test_the_loss_that_tent_tells_is_the_entropy_of_its_window() -> None:
+    subject = checks.subject("tent", queue=0, passes=1)
+    adapter = subject.make()
+    for images in subject.batches()[:3]:
+        model = adapter.classifier.copy()
+        for module in model.modules():
+            module.training = isinstance(module, nn.BatchNorm2d)
+        posterior = model(images).detach().double().softmax(1)
+        by_hand = sum(-float(p) * math.log(p) for row in posterior for p in row) / len(images)
+        adapter(images)
+        assert set(adapter.last_step.losses) == {"entropy"}
+        assert float(adapter.last_step.losses["entropy"]) == pytest.approx(by_hand, rel=1e-4)
+    adapter(images[:3])  # no step, no loss
+    assert adapter.last_step.losses == {}
+
+
+def test_a_record_has_the_curve_of_the_losses() -> None:
+    subject = checks.subject("ttac++")
+    adapter = subject.make()
+    stream = [(images, torch.arange(len(images)) % 4) for images in subject.batches(checks.WINDOW // 2)]
+    record = ttac.evaluate(adapter, stream, "N-O-SL")
+    assert [samples for samples, _ in record.losses] == [8, 16, 24, 32, 40]  # where windows were full
+    assert {name for _, losses in record.losses for name in losses} == {"anchor", "global", "self_train"}
+    assert all(value > 0 for _, losses in record.losses for value in losses.values())
+    assert all("self_train" in losses for _, losses in record.losses)
+    sampled = adapter.steps.taken // COSTLY_EVERY + 1  # the values of divergences are not told at every step
+    assert 1 <= sum("global" in losses for _, losses in record.losses) <= sampled
+    without = ttac.evaluate(checks.subject("bn").make(), stream, "N-O-SF")
+    assert without.losses == []
+
+
+def test_the_divergences_that_are_told_are_those_of_the_running_gaussians() -> None:
+    subject = checks.subject("ttac", queue=0, passes=1, class_weight=0.3, global_weight=0.6)
+    adapter = subject.make()
+    assert isinstance(adapter.method, TTAC)
+    adapter(subject.images[: checks.WINDOW])
+    for name, weight in (("anchor", 0.3), ("global", 0.6)):
+        alignment = adapter.method.alignments[name]
+        expected = weight * alignment.scale * float(alignment.distances().sum())
+        assert float(adapter.last_step.losses[name]) == pytest.approx(expected)
+        assert expected > 0
+
+
+@pytest.mark.parametrize("size", [1, 7, 44])
+@pytest.mark.parametrize("method", ["bn", "tent"])
+def test_every_stretch_between_resets_is_a_fresh_adapters(method: str, size: int) -> None:
+    """Of a queue of one window nothing random is drawn but the order within a batch, which they do not depend on."""
+    every = 20  # two windows and a half
+    options: dict[str, Any] = {"queue": 0, "passes": 1}
+    subject = checks.subject(method, reset_every=every, **options)
+    adapter = subject.make()
+    found = torch.cat([adapter(images) for images in subject.batches(size)])
+    expected = []
+    borders = sorted({*range(0, len(subject.images), size), *range(0, len(subject.images), every), len(subject.images)})
+    for start, end in pairwise(borders):
+        if start % every == 0:
+            fresh = checks.subject(method, **options).make()
+        expected.append(fresh(subject.images[start:end]))
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=1e-5)
+    whole = checks.subject(method, **options).make()
+    assert not torch.allclose(found, whole(subject.images), rtol=1e-4, atol=1e-5)
+
+
 def test_tent_refuses_a_model_without_norm_layers() -> None:
     with pytest.raises(ValueError, match="this model has none"):
         ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), "tent")
@@ -211,7 +242,7 @@ def test_a_step_is_the_written_algorithm() -> None:
         self_train_weight=0.7, class_weight=0.3, global_weight=0.6, clip_class=32, clip_global=64,
     )  # fmt: skip
     adapter = subject.make()
-    assert isinstance(adapter, TTAC)
+    assert isinstance(adapter.method, TTAC)
     stats, model = adapter.stats, adapter.classifier.copy()
     assert stats is not None
     images = subject.images[: checks.WINDOW]
@@ -269,30 +300,36 @@ def test_a_loss_that_is_not_finite_skips_the_step_and_restores_everything(monkey
     subject = checks.subject("ttac++")
     first, second, *_ = subject.batches()
     adapter, twin = subject.make(), subject.make()
-    assert isinstance(adapter, TTAC)
     for each in (adapter, twin):
         each(first)
     before = adapter.state_dict()
     real = Alignment.pull
-    monkeypatch.setattr(Alignment, "pull", lambda *args: ((out := real(*args))[0] * torch.nan, out[1]))
-    monkeypatch.setattr(type(adapter.options), "__setattr__", object.__setattr__)
-    adapter.options.warmup = False  # type: ignore[misc]
+
+    def spoilt(*args: Any) -> Any:
+        surrogate, blend = real(*args)
+        return replace(surrogate, carrier=surrogate.carrier * torch.nan), blend
+
+    monkeypatch.setattr(Alignment, "pull", spoilt)
     adapter(second)
     after = adapter.state_dict()
     steps = adapter.options.passes * 2
     assert adapter.counters()["skipped_steps"] == steps
     assert checks._same(before["classifier"], after["classifier"])
-    assert checks._same(before["method_state"]["alignments"], after["method_state"]["alignments"])
-    assert checks._same(before["method_state"]["updater"]["optimizer"]["state"],
-                        after["method_state"]["updater"]["optimizer"]["state"])  # fmt: skip
+    assert checks._same(before["state"]["method"], after["state"]["method"])
+    assert checks._same(before["state"]["norms"], after["state"]["norms"])
+    assert checks._same(before["state"]["steps"]["optimizer"]["state"], after["state"]["steps"]["optimizer"]["state"])
+    for name, column in adapter.memory_in_use.columns.items():
+        assert torch.equal(column[: checks.WINDOW], before["state"]["memory"]["columns"][name][: checks.WINDOW])
     monkeypatch.undo()
     assert bool(adapter(subject.batches()[2]).isfinite().all())
-    assert adapter.counters()["steps"] > before["method_state"]["updater"]["steps"]
+    assert adapter.counters()["steps"] > before["state"]["steps"]["taken"]
 
 
-@pytest.mark.parametrize("method", ["bn", "tent", "ttac++"])
-def test_images_that_overflow_the_network_do_not_poison_it(method: str) -> None:
-    subject = checks.subject(method)
+@pytest.mark.parametrize(
+    ("method", "options"), [("bn", {}), ("tent", {}), ("ttac++", {}), ("ttac++", {"warmup": True})]
+)
+def test_images_that_overflow_the_network_do_not_poison_it(method: str, options: dict[str, Any]) -> None:
+    subject = checks.subject(method, **options)
     adapter = subject.make()
     first, second, third, *_ = subject.batches()
     adapter(first)
@@ -303,7 +340,7 @@ def test_images_that_overflow_the_network_do_not_poison_it(method: str) -> None:
     adapter(second)
     handle.remove()
     assert checks._same(before, adapter.state_dict()["classifier"])
-    assert adapter.counters()["refused_statistics"] > 0
+    assert adapter.counters()["skipped_steps"] > 0
     assert torch.equal(adapter.predict(third), good)
     assert bool(adapter(third).isfinite().all())
 
@@ -320,7 +357,7 @@ def test_a_size_that_the_model_cannot_take_is_refused_and_the_right_one_still_go
 def test_a_state_made_with_other_statistics_is_refused(tiny_classifier: Classifier) -> None:
     inferred, rescaled = SourceStatistics.infer(tiny_classifier), SourceStatistics.rescale_weights(tiny_classifier)
     state = ttac.adapt(tiny_classifier, "ttac", stats=inferred).state_dict()
-    with pytest.raises(ValueError, match="the state is of another statistics"):
+    with pytest.raises(ValueError, match="the state is of another knowledge"):
         ttac.adapt(tiny_classifier, "ttac", stats=rescaled).load_state_dict(state)
 
 
@@ -333,7 +370,7 @@ def test_a_head_alone_has_no_backbone_to_adapt() -> None:
 def test_gradients_that_are_not_finite_skip_the_step() -> None:
     subject = checks.subject("ttac")
     adapter = subject.make()
-    handle = adapter._learning[next(iter(adapter._learning))].register_hook(lambda gradient: gradient * torch.inf)
+    handle = next(iter(adapter.parameters.values())).register_hook(lambda gradient: gradient * torch.inf)
     before = {name: value.detach().clone() for name, value in adapter.classifier.named_parameters()}
     adapter(subject.images)
     handle.remove()
@@ -345,15 +382,14 @@ def test_gradients_that_are_not_finite_skip_the_step() -> None:
 def test_the_class_loss_starts_late_and_the_rate_follows_the_budget() -> None:
     subject = checks.subject("ttac", passes=4, queue=16, class_start=0.5, rate_budget=0.08 * 256 / checks.WINDOW)
     adapter = subject.make()
-    assert isinstance(adapter, TTAC)
     seen: list[tuple[bool, float]] = []
-    real = adapter.updater.step
+    real = adapter.steps.take
 
-    def spy(losses: dict[str, Tensor], later: Any) -> bool:
-        seen.append(("anchor" in losses, adapter.updater.optimizer.param_groups[0]["lr"]))
-        return real(losses, later)
+    def spy(losses: Mapping[str, Loss], sound: Tensor | None) -> bool:
+        seen.append(("anchor" in losses, adapter.steps.optimizer.param_groups[0]["lr"]))
+        return real(losses, sound)
 
-    adapter.updater.step = spy  # type: ignore[assignment,method-assign]
+    adapter.steps.take = spy  # type: ignore[assignment,method-assign]
     adapter(subject.images[:16])
     # The first window fills half of the queue: one minibatch a pass; the second fills it: two.
     assert [late for late, _ in seen] == [False] * 2 + [True] * 2 + [False] * 4 + [True] * 4
@@ -390,7 +426,7 @@ def test_alignment_draws_features_to_the_anchors() -> None:
     for _ in range(100):
         pull, _ = alignment.pull(features + shift, everything)
         optimizer.zero_grad()
-        pull.backward()
+        pull.carrier.backward()
         optimizer.step()
     assert float(shift.detach().abs().max()) < 0.05
     assert float(alignment.distances()) == pytest.approx(0, abs=1e-4)  # nothing was committed
@@ -403,3 +439,25 @@ def test_self_training_ignores_what_the_weak_view_is_not_sure_of() -> None:
     before = {name: value.detach().clone() for name, value in adapter.classifier.named_parameters()}
     adapter(subject.images)
     assert all(torch.equal(value, before[name]) for name, value in adapter.classifier.named_parameters())
+
+
+@pytest.mark.parametrize("method", ["tent", "adacontrast", "t3a", "ttac++"])
+def test_a_copied_adapter_is_independent(method: str) -> None:
+    subject = checks.subject(method)
+    adapter = subject.make()
+    adapter(subject.images)
+    copied = copy.deepcopy(adapter)
+    before = adapter.state_dict()
+    copied.reset()
+    assert torch.equal(copied(subject.images), subject.make()(subject.images))
+    assert checks._same(adapter.state_dict(), before)
+
+
+def test_the_class_loss_is_told_however_many_steps_an_update_has() -> None:
+    subject = checks.subject("ttac", queue=0, passes=2)
+    adapter = subject.make()
+    told: set[str] = set()
+    for images in subject.images.repeat(10, 1, 1, 1).split(checks.WINDOW):
+        adapter(images)
+        told |= adapter.last_step.losses.keys()
+    assert told == {"anchor", "global"}

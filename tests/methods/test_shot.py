@@ -15,17 +15,6 @@ from torch.nn import functional as F
 import ttac
 from ttac import Classifier, checks
 from ttac.methods.shot import Shot, centroid_labels
-from ttac.model.networks import ResNet
-
-
-def group_norm(channels: int) -> nn.Module:
-    return nn.GroupNorm(2, channels)
-
-
-@pytest.mark.parametrize("norm", [nn.BatchNorm2d, group_norm])
-def test_conformance_without_a_queue(norm: Any) -> None:
-    torch.manual_seed(0)
-    checks.run_all("shot", Classifier(ResNet(8, 4, width=4, norm=norm)).eval(), side=8, queue=0, passes=1)
 
 
 def published_labels(features: Tensor, posterior: Tensor, threshold: int = 0) -> Tensor:
@@ -145,22 +134,23 @@ def test_several_passes_are_the_published_loop() -> None:
 
 def test_a_sample_keeps_the_label_of_its_epoch_in_the_queue(monkeypatch: pytest.MonkeyPatch) -> None:
     adapter = checks.subject("shot", passes=1).make()
-    assert isinstance(adapter, Shot)
+    method = adapter.method
+    assert isinstance(method, Shot)
     images = checks.subject("shot").images[:16]
     answers = [torch.arange(16) % 4, (torch.arange(16) + 1) % 4]
-    monkeypatch.setattr(adapter, "_find_labels", lambda _batches: answers.pop(0))
+    monkeypatch.setattr(adapter.method, "_find_labels", lambda _batches: answers.pop(0))
     adapter.begin_epoch(0, 2, [images])
     adapter.learn(images)
-    assert torch.equal(adapter.targets, torch.arange(16) % 4)
+    assert torch.equal(method.targets, torch.arange(16) % 4)
     adapter.begin_epoch(1, 2, [images])
     adapter.learn(images[:8])
     expected = torch.cat([(torch.arange(8) + 1) % 4, torch.arange(8, 16) % 4])
-    assert torch.equal(adapter.targets, expected)
+    assert torch.equal(method.targets, expected)
     adapter.learn(images[8:])
     answers.append(torch.full((16,), 3))
     adapter(images[:8])  # a stream that follows the epochs labels its own samples again
-    assert torch.equal(adapter.targets, torch.cat([torch.full((8,), 3), (torch.arange(8, 16) + 1) % 4]))
-    assert adapter.course is None
+    assert torch.equal(method.targets, torch.cat([torch.full((8,), 3), (torch.arange(8, 16) + 1) % 4]))
+    assert method.course is None
 
 
 def test_a_state_of_the_middle_of_an_epoch_goes_on_the_same() -> None:
@@ -185,10 +175,9 @@ def test_a_state_of_the_middle_of_an_epoch_goes_on_the_same() -> None:
 def test_several_passes_with_a_queue_run_and_the_rate_falls() -> None:
     subject = checks.subject("shot")
     adapter = subject.make()
-    assert isinstance(adapter, Shot)
     rates: list[float] = []
-    real = adapter.updater.set_rate
-    adapter.updater.set_rate = lambda lr: (rates.append(lr), real(lr))[1]  # type: ignore[method-assign,func-returns-value]
+    real = adapter.steps.set_rate
+    adapter.steps.set_rate = lambda lr: (rates.append(lr), real(lr))[1]  # type: ignore[method-assign,func-returns-value]
     labels = torch.arange(checks.WINDOW) % 4
     record = ttac.evaluate(
         adapter, [(images, labels[: len(images)]) for images in subject.batches()], "N-M-SF", epochs=2
@@ -201,18 +190,14 @@ def test_several_passes_with_a_queue_run_and_the_rate_falls() -> None:
 def test_without_pseudo_labels_nothing_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
     subject = checks.subject("shot", label_weight=0.0)
     adapter = subject.make()
-    monkeypatch.setattr(adapter, "_find_labels", lambda _batches: pytest.fail("labels were made"))
+    monkeypatch.setattr(adapter.method, "_find_labels", lambda _batches: pytest.fail("labels were made"))
     adapter(subject.images)
     assert adapter.counters()["steps"] > 0
 
 
 def test_options_are_checked_and_presets_hold(tiny_classifier: Classifier) -> None:
-    for options, message in (
-        ({"weight_decay": -1.0}, "weight_decay must not be negative"),
-        ({"label_weight": -0.1}, "must not be negative"),
-        ({"threshold": -1}, "threshold must not be negative"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            ttac.adapt(tiny_classifier, "shot", **options)
+    for name in ("weight_decay", "entropy_weight", "diversity_weight", "label_weight", "threshold"):
+        with pytest.raises(ValueError, match=name):
+            ttac.adapt(tiny_classifier, "shot", **{name: -1})
     for preset in Shot.presets:
-        assert ttac.adapt(tiny_classifier, "shot", preset=preset).options.window == 64  # type: ignore[attr-defined]
+        assert ttac.adapt(tiny_classifier, "shot", preset=preset).options.window == 64

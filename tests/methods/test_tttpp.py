@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 import ttac
 from ttac import Classifier, SourceStatistics, checks
+from ttac.adaptation.step import Loss
 from ttac.evaluation.protocols import ProtocolError
 from ttac.methods.tttpp import TTTPlusPlus
 from ttac.model.branches import ContrastiveBranch
-from ttac.model.networks import ResNet
 from ttac.model.views import strong_view
 
 CLIP = 32
@@ -53,7 +53,8 @@ def test_steps_are_the_written_algorithm(contrastive_weight: float) -> None:
         feature_weight=0.7, projection_weight=0.3, contrastive_weight=contrastive_weight,
     )  # fmt: skip
     adapter = subject.make()
-    assert isinstance(adapter, TTTPlusPlus)
+    method = adapter.method
+    assert isinstance(method, TTTPlusPlus)
     stats, model = adapter.stats, adapter.classifier.copy()
     assert stats is not None
     adapter(subject.images[: 2 * checks.WINDOW])
@@ -88,23 +89,9 @@ def test_steps_are_the_written_algorithm(contrastive_weight: float) -> None:
     for name, value in model.named_parameters():
         torch.testing.assert_close(moved[name], value, rtol=1e-3, atol=2e-5, msg=name)
     for name, (mean, covariance) in running.items():
-        found = adapter.alignments[name].running.gaussians
+        found = method.alignments[name].running.gaussians
         torch.testing.assert_close(found.mean[0], mean, rtol=1e-3, atol=1e-5)
         torch.testing.assert_close(found.covariance.dense()[0], covariance, rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("norm", "options"),
-    [
-        (nn.BatchNorm2d, {"queue": 0, "passes": 1}),
-        (lambda channels: nn.GroupNorm(2, channels), {"queue": 0, "passes": 1}),
-        (nn.BatchNorm2d, {"contrastive_weight": 1.0, "operations": 0, "passes": 1}),
-    ],
-    ids=["batch", "group", "branch"],
-)
-def test_conformance(norm: type[nn.Module], options: dict[str, Any]) -> None:
-    torch.manual_seed(0)
-    checks.run_all("ttt++", Classifier(ResNet(8, 4, width=4, norm=norm)).eval(), side=8, **options)
 
 
 def test_inferred_statistics_match_means_alone() -> None:
@@ -127,7 +114,9 @@ def test_protocols_admit_the_branch_where_source_training_had_it() -> None:
     for protocol in ("N-O-SL", "N-M-SL"):
         with pytest.raises(ProtocolError, match="uses the model's contrastive branch: switch that off"):
             ttac.evaluate(branched.make(), stream, protocol)
-    assert ttac.evaluate(branched.make(), stream, "Y-O-SL").provenance["branch_used"] == "contrastive"
+    known = ttac.evaluate(branched.make(), stream, "Y-O-SL").provenance["knowledge"]
+    assert known["contrastive branch"] == {"level": "objective", "branch": "contrastive branch"}
+    assert known["statistics"]["level"] == "light"
     assert ttac.evaluate(branched.make(), stream, "Y-M-SL", epochs=2).provenance["epochs"] == 2
 
 
@@ -139,40 +128,33 @@ def test_statistics_without_projections_are_refused_with_the_branch(tiny_classif
     options = {"stats": without, "contrastive_weight": 1.0}
     with pytest.raises(ValueError, match=r"collect them again with SourceStatistics\.collect and the model with its"):
         ttac.adapt(tiny_classifier, "ttt++", **options)
-    assert ttac.adapt(tiny_classifier, "ttt++", **options, projection_weight=0.0).branch_used == "contrastive"
-    assert ttac.adapt(tiny_classifier, "ttt++", stats=without).branch_used is None
-    assert ttac.adapt(tiny_classifier, "ttt++", stats=stats, contrastive_weight=1.0).branch_used == "contrastive"
+    both = ("statistics", "contrastive branch")
+    assert ttac.adapt(tiny_classifier, "ttt++", **options, projection_weight=0.0).uses == both
+    assert ttac.adapt(tiny_classifier, "ttt++", stats=stats, contrastive_weight=1.0).uses == both
+    unused = ttac.adapt(tiny_classifier, "ttt++", stats=without)
+    assert (unused.uses, unused.brings, tuple(unused.knowledge)) == (("statistics",), both, ("statistics",))
+    assert unused.classifier.branch is None
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clip": 0}, "clip must be at least 1"),
-        ({"feature_weight": -1.0}, "must not be negative"),
-        ({"operations": -1}, "operations must not be negative"),
-        ({"magnitude": 31}, "magnitude must be in 0..30"),
-        ({"predict": "during"}, "predict must be before or after"),
-    ],
-)
-def test_values_that_make_no_sense_are_refused(
-    options: dict[str, Any], message: str, tiny_classifier: Classifier
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        ttac.adapt(tiny_classifier, "ttt++", stats=SourceStatistics.infer(tiny_classifier), **options)
+def test_values_that_make_no_sense_are_refused() -> None:
+    for name, value in (("clip", 0), ("feature_weight", -1.0), ("projection_weight", -1.0), ("predict", "during")):
+        with pytest.raises(ValueError, match=name):
+            TTTPlusPlus.options_type(**{name: value})
 
 
 def test_matching_lowers_the_distance_of_a_shifted_stream() -> None:
     subject = checks.subject("ttt++", window=16, queue=0, passes=4, clip=64)
     adapter = subject.make()
-    assert isinstance(adapter, TTTPlusPlus)
+    method = adapter.method
+    assert isinstance(method, TTTPlusPlus)
     distances = []
-    real = adapter.updater.step
+    real = adapter.steps.take
 
-    def spy(losses: dict[str, Tensor], later: Any) -> bool:
-        distances.append(float(adapter.alignments["features"].distances()))
-        return real(losses, later)
+    def spy(losses: Mapping[str, Loss], sound: Tensor | None) -> bool:
+        distances.append(float(method.alignments["features"].distances()))
+        return real(losses, sound)
 
-    adapter.updater.step = spy  # type: ignore[assignment,method-assign]
+    adapter.steps.take = spy  # type: ignore[assignment,method-assign]
     for _ in range(6):
         adapter(subject.images[:16].square())
     assert math.isfinite(distances[-1])

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ttac import Classifier
+import ttac
+from ttac import Classifier, SourceStatistics, checks
 from ttac.model.heads import HeadError, probe_images
 from ttac.model.networks import ResNet
 
@@ -236,10 +237,34 @@ class TestFindingTheHead:
         assert logits.shape == (2, CLASSES)
 
 
-class TestRefusals:
+def convolutional_head() -> nn.Sequential:
+    """A network that ends as SqueezeNet does: a convolution to classes, and a mean over positions."""
+    body = (nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    return nn.Sequential(*body, nn.Conv2d(8, 5, 1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+def assert_headless(classifier: Classifier, reason: str) -> None:
+    """It predicts, and says why where a linear head is needed."""
+    assert not classifier.has_linear_head
+    assert "no linear head" in repr(classifier)
+    needs: list[Callable[[], Any]] = [
+        lambda: classifier.head,
+        lambda: classifier.feature_dim,
+        lambda: classifier.features(random_images()),
+        lambda: SourceStatistics.infer(classifier),
+        lambda: ttac.adapt(classifier, "shot"),
+        lambda: ttac.adapt(classifier, "t3a"),
+        lambda: ttac.adapt(classifier, "adacontrast"),
+    ]
+    for need in needs:
+        with pytest.raises(HeadError, match=f"(?s)needs a linear head.*such as bn or tent.*{reason}"):
+            need()
+
+
+class TestWithoutALinearHead:
     def test_distilled(self) -> None:
-        with pytest.raises(HeadError, match=r"gives 2 heads.*use the variant without distillation"):
-            Classifier(of_timm("deit_tiny_distilled_patch16_224", img_size=32))
+        classifier = Classifier(of_timm("deit_tiny_distilled_patch16_224", img_size=32))
+        assert_headless(classifier, "gives 2 heads.*use the variant without distillation")
 
     def test_timm_identity(self) -> None:
         model = pytest.importorskip("timm").create_model("resnet18", num_classes=0)
@@ -247,39 +272,73 @@ class TestRefusals:
             Classifier(model)
 
     def test_timm_convolution(self) -> None:
-        with pytest.raises(HeadError, match=r"get_classifier\(\) gives is a convolution; only linear heads"):
-            Classifier(of_timm("dla46_c"))
+        assert_headless(Classifier(of_timm("dla46_c")), r"get_classifier\(\) gives is a convolution; only linear heads")
 
     def test_squeezenet(self) -> None:
-        with pytest.raises(HeadError, match=r"no linear layer.*'classifier\.1' is a convolution; only linear heads"):
-            Classifier(of_torchvision("squeezenet1_1"))
+        classifier = Classifier(of_torchvision("squeezenet1_1"))
+        assert_headless(classifier, r"no linear layer.*'classifier\.1' is a convolution; only linear heads")
 
     def test_identity_in_place_of_the_head(self) -> None:
         network = plain_network(a=nn.Linear(8, 8), b=nn.ReLU(), fc=nn.Identity())
-        with pytest.raises(HeadError, match=r"'fc' is an identity; build the model with its classification layer"):
+        with pytest.raises(HeadError, match="'fc' is an identity; build the model with its classification layer"):
             Classifier(network)
 
     def test_no_linear_layer_says_what_was_tried(self) -> None:
         message = r"no linear layer.*Tried: of the usual names fc, classifier, head, linear, .*none exists"
-        with pytest.raises(HeadError, match=message):
-            Classifier(plain_network())
+        assert_headless(Classifier(plain_network()), message)
 
     def test_two_equal_candidates(self) -> None:
         network = Named(lambda self, z: (self.fc(z), self.head(z))[0], fc=nn.Linear(8, 4), head=nn.Linear(8, 4))
         network.head.load_state_dict(network.fc.state_dict())
         message = r"each of fc, head gives.*name the head with head=.*'fc' is a linear layer; 'head' is a linear"
-        with pytest.raises(HeadError, match=message):
-            Classifier(network)
+        assert_headless(Classifier(network), message)
         assert Classifier(network, head="fc").head is network.fc
 
     def test_two_averaged_candidates(self) -> None:
         network = Named(lambda self, z: (self.fc(z) + self.head(z)) / 2, fc=nn.Linear(8, 4), head=nn.Linear(8, 4))
-        with pytest.raises(
-            HeadError, match=r"no linear layer gives the model's output.*something follows the last one\. Tried"
-        ):
-            Classifier(network)
+        message = r"no linear layer gives the model's output.*something follows the last one\. Tried"
+        assert_headless(Classifier(network), message)
         assert hooks_of(network) == []
 
+    def test_an_explicit_name_is_still_refused(self) -> None:
+        with pytest.raises(HeadError, match="is a convolution"):
+            Classifier(of_torchvision("squeezenet1_1"), head="classifier.1")
+
+    def test_it_predicts_what_the_model_does(self) -> None:
+        classifier = Classifier(convolutional_head().eval(), mean=MEAN, std=STD)
+        images = random_images()
+        torch.testing.assert_close(classifier(images), classifier.model(normalised(images)))
+        assert (classifier.num_classes, classifier.copy().num_classes) == (5, 5)
+        assert classifier.fingerprint() == classifier.copy().fingerprint()
+        assert classifier.backbone_parameters().keys() == dict(classifier.named_parameters()).keys()
+
+    @pytest.mark.parametrize("method", ["bn", "tent", "conjugate", "test"])
+    def test_methods_that_need_logits_alone_keep_their_promises(self, method: str) -> None:
+        checks.run_all(method, Classifier(convolutional_head().eval()), side=8)
+
+    @pytest.mark.parametrize("method", ["bn", "tent"])
+    def test_it_adapts_over_a_stream(self, method: str) -> None:
+        classifier = Classifier(convolutional_head().eval())
+        adapter = ttac.adapt(classifier, method, window=8)
+        images = random_images(20)
+        before = adapter.predict(images)
+        stream = [(part, torch.arange(len(part)) % 5) for part in images.split(6)]
+        record = ttac.evaluate(adapter, stream, "N-O-SF")
+        assert record.samples == 20
+        assert record.counters["skipped_steps"] == 0
+        assert record.counters["steps"] == (2 if method == "tent" else 0)
+        assert not torch.allclose(adapter.predict(images), before)
+        assert isinstance(adapter.adapted().model, nn.Sequential)
+
+    def test_networks_of_other_libraries_adapt(self) -> None:
+        classifier = Classifier(of_timm("dla46_c").eval())
+        adapter = ttac.adapt(classifier, "tent", window=4)
+        images = torch.rand(6, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+        assert bool(adapter(images).isfinite().all())
+        assert (adapter.counters()["steps"], adapter.counters()["skipped_steps"]) == (1, 0)
+
+
+class TestRefusals:
     def test_no_image_size_fits(self) -> None:
         network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 4))
         message = r"(?s)no probe pass was possible.*3 x 32 x 32: .*1 x 28 x 28: .*Tried: .*Linear layers: 1, 3"

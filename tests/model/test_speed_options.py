@@ -1,34 +1,32 @@
-"""Memory layout, precision and compilation: the same weights and the same predictions, and refusals in time."""
+"""Memory layout and precision: the same weights and the same predictions, and refusals in time."""
 
 from __future__ import annotations
 
 import copy
 import pickle
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.fx import GraphModule
 
 import ttac
 from job_helpers import assert_refused
 from ttac import Classifier, SourceStatistics
+from ttac.adaptation.adapter import Adapter
 from ttac.benchmark.experiment import Experiment, TargetSpec
-from ttac.benchmark.runs import Run
+from ttac.benchmark.runs import PlannedRun as Run
 from ttac.cli import main
 from ttac.evaluation.records import Record
-from ttac.methods.base import Adapter
 from ttac.model import speed
 from ttac.model.heads import HeadError
 from ttac.model.networks import ResNet
 from ttac.model.speed import Speed
 from ttac.source.loading import ModelDescription, load_model, save_model
 
-OPTIONS = [{"channels_last": True}, {"autocast": "bfloat16"}, {"compile": True}]
+OPTIONS = [{"channels_last": True}, {"autocast": "bfloat16"}]
 # Neither thresholds nor hard labels of an untrained network: rounding would decide on those.
 SHORT = {"queue": 32, "passes": 2, "filter": "none", "self_train_weight": 0.0}
 ONCE = {"queue": 0, "passes": 1, "filter": "none"}  # with self-training
@@ -53,14 +51,6 @@ def classifier() -> Classifier:
         torch.manual_seed(3)  # no rectifier is within rounding of its kink, on whose other side a step is another one
         # As many channels as the longest vectors have numbers: see the strided convolutions of `ttac.model.speed`.
         return Classifier(ResNet(8, 10, width=16), mean=MEAN, std=STD).eval()
-
-
-def small_classifier() -> Classifier:
-    """A network that torch traces in a moment."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = [nn.Conv2d(3, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()]
-        return Classifier(nn.Sequential(*layers, nn.Linear(8, 10)), mean=MEAN, std=STD).eval()
 
 
 def adapter_of(classifier: Classifier, source: Classifier, images: Tensor, **options: Any) -> Adapter:
@@ -139,20 +129,6 @@ class TestTheSamePredictions:
         with pytest.raises(ValueError, match="autocast is for float32 weights"):
             classifier.copy().double().tuned(autocast="bfloat16")
 
-    def test_a_batch_norm_that_runs_twice_is_not_compiled(
-        self, images: Tensor, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        norm = nn.BatchNorm2d(3)
-        tuned = Classifier(nn.Sequential(norm, nn.ReLU(), norm, nn.Flatten(), nn.Linear(768, 4)))
-        tuned(images)
-        tuned.speed = Speed(compile=True)
-        mean = norm.running_mean.clone()
-        monkeypatch.setattr(speed, "_compiled", lambda: speed.plain_pass)
-        with pytest.raises(ValueError, match="runs several times in a pass"):
-            tuned.train()(images)
-        assert torch.equal(norm.running_mean, mean)
-        assert norm.momentum == 0.1
-
     def test_a_network_may_write_to_its_input(self, images: Tensor) -> None:
         network = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(768, 4))
         shifted, before = images - 0.2, images - 0.2
@@ -162,81 +138,11 @@ class TestTheSamePredictions:
         assert torch.equal(shifted, before)
 
 
-class TestCompiled:
-    @pytest.fixture
-    def graphs(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[GraphModule]]:
-        """Capture graphs as torch.compile does and run them as they are, without minutes of compilation."""
-        found: list[GraphModule] = []
-
-        def backend(graph: GraphModule, _examples: list[Tensor]) -> Callable[..., Any]:
-            found.append(graph)
-            return graph.forward
-
-        torch._dynamo.reset()
-        compiled = torch.compile(speed.plain_pass, backend=backend)
-        monkeypatch.setattr(speed, "_compiled", lambda: compiled)
-        yield found
-        torch._dynamo.reset()
-
-    def test_ttacpp_over_a_stream(self, graphs: list[GraphModule], images: Tensor) -> None:
-        """Every window has another momentum, and none of them may compile anew."""
-        source = small_classifier()
-        assert difference(source.tuned(compile=True), source, images, queue=0, passes=1, predict="before") < 1e-5
-        assert 2 <= len(graphs) <= 3  # evaluation, training, and training without gradient in a warm-up pass
-
-    def test_batches_of_other_sizes(self, graphs: list[GraphModule], images: Tensor) -> None:
-        source = small_classifier()
-        tuned = source.tuned(compile=True)
-        for size in (1, 16, 17, 40, 33, 96, 1, 21):
-            with torch.no_grad():
-                torch.testing.assert_close(tuned(images[:size]), source(images[:size]))
-        assert len(graphs) == 2  # of one size, and of any; a single image is not compiled
-
-    def test_copies_share_what_is_compiled(self, graphs: list[GraphModule], images: Tensor) -> None:
-        tuned = small_classifier().tuned(compile=True)
-        other = tuned.copy()
-        nn.init.normal_(other.head.weight)
-        with torch.no_grad():
-            for classifier in (tuned, other, tuned.copy()):
-                features, logits = classifier.features_and_logits(images)
-                torch.testing.assert_close(classifier.logits(features), logits)
-        assert len(graphs) == 1
-
-    @pytest.mark.parametrize("momentum", [0.3, 1.0, 0.0, None])
-    def test_batch_norm_moves_as_without(
-        self, graphs: list[GraphModule], images: Tensor, momentum: float | None
-    ) -> None:
-        source = small_classifier().train()
-        source.model[1].momentum = momentum
-        tuned = source.tuned(compile=True)
-        for part in images.split(32):
-            for classifier in (source, tuned):
-                classifier(part).square().sum().backward()
-        assert graphs
-        assert tuned.model[1].momentum == momentum
-        for name, expected in source.state_dict().items():
-            torch.testing.assert_close(tuned.state_dict()[name], expected)
-        for parameter, expected in zip(tuned.parameters(), source.parameters(), strict=True):
-            torch.testing.assert_close(parameter.grad, expected.grad)
-
-    @pytest.mark.slow
-    def test_with_the_real_compiler(self, images: Tensor) -> None:
-        source = small_classifier()
-        tuned = source.tuned(compile=True)
-        assert difference(tuned, source, images, **SHORT) < 1e-3
-        assert difference(source.tuned(compile=True, channels_last=True), source, images, queue=0) < 1e-3
-
-
 class TestRefusals:
     @pytest.mark.parametrize("autocast", ["float16", torch.bfloat16, "auto"])
     def test_other_precisions(self, classifier: Classifier, autocast: Any) -> None:
         with pytest.raises(ValueError, match=r'autocast must be "bfloat16" or None, not .*float16 would need'):
             classifier.tuned(autocast=autocast)
-
-    def test_no_compiler(self, classifier: Classifier, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("CXX", "no-such-compiler")
-        with pytest.raises(ValueError, match=r"compile needs a C\+\+ compiler and no-such-compiler is not there"):
-            classifier.tuned(compile=True)
 
     def test_convolutions_that_channels_last_would_spoil(self) -> None:
         with pytest.raises(ValueError, match=r"layer2\.0\.downsample\.0 is a 1 x 1 convolution with a stride and"):
@@ -272,21 +178,11 @@ class TestCommands:
         command += ["--samples", "32", "--out", str(out)]
         assert main([*command, "--channels-last", "--autocast", "bfloat16"]) == 0
         settings = Record.load(out).provenance["settings"]
-        assert {name: settings[name] for name in ("channels_last", "autocast", "compile")} == {
+        assert {name: settings[name] for name in ("channels_last", "autocast")} == {
             "channels_last": True,
             "autocast": "bfloat16",
-            "compile": None,
         }
         assert_refused(command, out, "channels_last: True there, None now; autocast: bfloat16 there, None now", capsys)
-
-    def test_no_compiler_is_told_before_anything_starts(
-        self, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        monkeypatch.setenv("CXX", "no-such-compiler")
-        out = tmp_path / "out"
-        for command in (["adapt", "--images", str(tmp_path)], ["evaluate", "--data", "digits"]):
-            more = ["--model", model, "--out", str(out), "--compile"]
-            assert_refused([*command, *more], out, "compile needs a C++ compiler", capsys)
 
     def test_load_model(self, model: str) -> None:
         assert load_model(model).classifier.speed == Speed()
@@ -295,5 +191,5 @@ class TestCommands:
 
     def test_records_of_experiments_before_these_options_are_recognised(self) -> None:
         run = Run("name", "-", "row", "column", "test", "N-O-SF", "plain", "digits", None, None, 0)
-        assert (run.settings()["autocast"], run.settings()["compile"]) == (None, None)
-        assert Experiment("title", [], {}, {"digits": TargetSpec("digits")}).compile is False
+        assert run.settings()["autocast"] is None
+        assert Experiment("title", [], {}, {"digits": TargetSpec("digits")}).autocast is None

@@ -7,6 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ttac.adaptation.method import Batch
+from ttac.adaptation.reduction import Reduction
+from ttac.adaptation.step import Loss, Surrogate
+from ttac.common.state import Stateful
 from ttac.gaussian import (
     Blend,
     Direction,
@@ -24,7 +28,7 @@ from ttac.gaussian.covariance import chunks
 Distance = Literal["kl", "l2"]
 
 
-class Alignment:
+class Alignment(Stateful):
     """One set of anchors and the running target Gaussians that are drawn to them.
 
     The target starts AT the anchors with a full count: started empty, 25 samples in 64 dimensions are singular and the
@@ -33,6 +37,8 @@ class Alignment:
     The covariance of inferred anchors is a convention, not knowledge, and their means have the wrong scale. So with
     `means_only` the target takes the anchors' covariance and is scaled to their norm, and the means alone are compared.
     """
+
+    running: RunningGaussians
 
     def __init__(
         self,
@@ -44,6 +50,7 @@ class Alignment:
         distance: Distance = "kl",
         direction: Direction = "symmetric",
         raw: bool = False,
+        reduction: Reduction | None = None,
     ) -> None:
         count = len(anchors.mean)
         self.anchors = anchors.plus(ridge)
@@ -52,7 +59,9 @@ class Alignment:
         self.direction: Direction = direction
         self.means_only = means_only
         start = anchors.as_family("isotropic") if means_only else anchors
-        self.running = RunningGaussians(start, anchors.mean.new_full((count,), float(clip)), clip=clip)
+        self._reduction = reduction or Reduction()
+        counts = anchors.mean.new_full((count,), float(clip))
+        self.declare(running=lambda: RunningGaussians(start, counts, clip=clip))
         self.scale = 1 / count
         if distance == "kl":
             self.anchors.covariance.prepare()  # constant anchors are inverted once, not once a step
@@ -81,18 +90,43 @@ class Alignment:
             found.append(moment_distance(anchors, target) if l2 else divergence(anchors, target, self.direction))
         return torch.cat(found)
 
-    def pull(self, features: Tensor, assignment: Tensor) -> tuple[Tensor, Blend]:
+    def blend(self, features: Tensor, assignment: Tensor) -> Blend:
+        """Prepare the update of the running Gaussians by `features [B, D]` of all ranks, without storing it."""
+        return self.running.blend(self._reduction.gather(features.detach()), self._reduction.gather(assignment))
+
+    def pull(self, features: Tensor, assignment: Tensor, weight: float = 1.0) -> tuple[Surrogate, Blend]:
         """Give what draws `features [B, D]`, in any precision, to the anchors, and their blend.
 
-        The first has the gradient of the mean distance over Gaussians, but its own value is 0, or NaN where the
-        gradient is not finite: the value costs more than the gradient and no step needs it, see `distances`.
+        The first has the gradient of the weighted mean distance over Gaussians. Its value costs more than that and no
+        step needs it; it is computed of the running Gaussians as they are when it is asked for.
         """
-        blend = self.running.blend(features, assignment)
-        gradient = torch.zeros_like(features, dtype=self.anchors.mean.dtype)
+        rows = self._reduction.gather(features.detach())
+        blend = self.running.blend(rows, self._reduction.gather(assignment))
+        gradient = torch.zeros_like(rows, dtype=self.anchors.mean.dtype)
         with torch.no_grad():
             for part in blend.parts:
                 gradient.index_add_(0, part.samples.flatten(), self._gradients(part).flatten(0, 1))
-        return ((features - features.detach()) * (self.scale * gradient)).sum(), blend
+        # Each rank has its own rows of one gradient, and gradients are averaged over ranks.
+        own = self._reduction.ranks * self.scale * self._reduction.own(gradient)
+        carrier = ((features - features.detach()) * own).sum()
+        return Surrogate(weight * carrier, lambda: weight * self.scale * self.distances().sum()), blend
+
+    def losses(
+        self, name: str, weight: float, vectors: Tensor, batch: Batch, assignment: Tensor | None = None
+    ) -> dict[str, Loss]:
+        """Give the weighted pull on `vectors [n, D]` by name, none without a weight; the Gaussians follow the batch.
+
+        All vectors are assigned to the only Gaussian unless said otherwise.
+        """
+        if assignment is None:
+            assignment = torch.zeros(len(vectors), dtype=torch.int64)  # on the host, where groups are made
+        losses: dict[str, Loss] = {}
+        if weight:
+            losses[name], blend = self.pull(vectors, assignment, weight)
+        else:
+            blend = self.blend(vectors, assignment)
+        batch.when_taken(lambda: self.running.commit(blend))
+        return losses
 
     def _gradients(self, part: Part) -> Tensor:
         """Differentiate the distances of a part's Gaussians by their samples: `[g, n, D]`.

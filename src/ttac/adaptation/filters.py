@@ -12,35 +12,18 @@ FilterKind = Literal["none", "posterior", "temporal+posterior", "soft"]
 
 
 @dataclass(frozen=True, eq=False)
-class Memory:
-    """What is remembered of each sample between passes."""
+class Remembered:
+    """What is remembered of each sample between passes: columns of the memory."""
 
     average: Tensor  # q~ [N, K], the moving average of its posteriors
     visits: Tensor  # [N] int64, passes so far; 0: the average means nothing yet
     excluded: Tensor  # [N] int64, passes that it still has to stay out
 
     @classmethod
-    def blank(cls, count: int, num_classes: int, device: torch.device | str = "cpu") -> Memory:
+    def blank(cls, count: int, num_classes: int) -> Remembered:
         """Remember nothing of `count` samples."""
-        nothing = torch.zeros(count, dtype=torch.int64, device=device)
-        return cls(torch.zeros(count, num_classes, device=device), nothing, nothing.clone())
-
-    def rows(self, index: Tensor | slice) -> Memory:
-        """Take the samples at `index`."""
-        return Memory(self.average[index], self.visits[index], self.excluded[index])
-
-    def joined(self, other: Memory) -> Memory:
-        """Append what is remembered of other samples."""
-        return Memory(*(torch.cat([mine, getattr(other, name)]) for name, mine in vars(self).items()))
-
-    def to(self, device: torch.device | str) -> Memory:
-        """Move to a device."""
-        return Memory(*(tensor.to(device) for tensor in vars(self).values()))
-
-    def write(self, slots: Tensor, memory: Memory) -> None:
-        """Overwrite the samples at `slots`, in place."""
-        for name, tensor in vars(memory).items():
-            getattr(self, name)[slots] = tensor
+        nothing = torch.zeros(count, dtype=torch.int64)
+        return cls(torch.zeros(count, num_classes), nothing, nothing.clone())
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,12 +31,12 @@ class Filtered:
     """The outcome of the filters."""
 
     assignment: Tensor  # [N], the cluster that each sample moves, -1 where it moves none
-    memory: Memory  # with this pass in it
+    memory: Remembered  # with this pass in it
 
 
 def filter_pseudo_labels(
     posterior: Tensor,
-    memory: Memory,
+    memory: Remembered,
     *,
     xi: float,
     tau_tc: float,
@@ -68,7 +51,7 @@ def filter_pseudo_labels(
     ablation: no filter, the second alone, and "soft", which assigns by the clusters instead (`responsibilities`).
 
     >>> sure = torch.tensor([[0.95, 0.05], [0.6, 0.4]])
-    >>> filter_pseudo_labels(sure, Memory.blank(2, 2), xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5).assignment
+    >>> filter_pseudo_labels(sure, Remembered.blank(2, 2), xi=0.9, tau_tc=-0.001, tau_pp=0.9, cooldown=5).assignment
     tensor([ 0, -1])
     """
     posterior = posterior.to(memory.average.dtype)
@@ -83,4 +66,4 @@ def filter_pseudo_labels(
         passed = average.amax(1) > tau_pp
     if kind == "temporal+posterior":
         passed = passed & consistent & (memory.excluded == 0)
-    return Filtered(torch.where(passed, labels, -1), Memory(average, memory.visits + 1, excluded))
+    return Filtered(torch.where(passed, labels, -1), Remembered(average, memory.visits + 1, excluded))

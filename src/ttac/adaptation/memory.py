@@ -2,145 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ttac.adaptation.filters import Memory
-from ttac.common.tensor_memory import held_bytes
+from ttac.common.state import Stateful
+from ttac.model.inputs import ImageInput, ImageStorage
 
 NOWHERE = -1  # the place of a sample that came outside of an epoch
 
 
-def levels_of(images: Tensor, *, multiplied: bool = False) -> Tensor | None:
-    """Give the levels 0 ... 255 of images that `pixels_of` gives back bit for bit, None where a value is lost.
+class SampleQueue(Stateful):
+    """The last `capacity` samples in a ring that never moves them, with columns of values that a method has for each.
 
-    >>> levels_of(torch.tensor([0.0, 1.0])), levels_of(torch.tensor([0.0, 0.5]))
-    (tensor([  0, 255], dtype=torch.uint8), None)
-    """
-    levels = (255 * images.float()).round().to(torch.uint8)  # half precision would round 255 x to a neighbour
-    again = pixels_of(levels, images.dtype, multiplied=multiplied)
-    # Bits, as -0 equals 0.
-    made, given = (pixels.contiguous().view(torch.uint8) for pixels in (again, images))
-    return levels if torch.equal(made, given) else None
+    `fresh` counts the samples that came since the last `settle`, so that the adapter knows when a window is full. After
+    `begin_epoch` samples are known by their place in the epoch, and the columns of each outlive its stay.
 
-
-def pixels_of(levels: Tensor, dtype: torch.dtype, *, multiplied: bool = False) -> Tensor:
-    """Divide levels by 255, or multiply them by 1 / 255 as some loaders do, which gives other bits."""
-    if multiplied:
-        return levels.to(dtype) * (1 / 255)
-    # By a tensor, as a GPU multiplies by the reciprocal of a number.
-    return levels.to(dtype) / torch.tensor(255, dtype=dtype, device=levels.device)
-
-
-class SampleQueue:
-    """The last `capacity` samples with their posterior memory, in a ring that never moves them.
-
-    Images are held as 8-bit levels as long as all that came are exactly that, and from then on as they come; what is
-    taken out is bit for bit what was pushed. The ring is made whole with the first sample and never grows.
-
-    `fresh` counts the samples that came since the last `settle`, so a method knows when its window is full. After
-    `begin_epoch` samples are known by their place in the epoch, and what is remembered of them outlives their stay.
-
-    >>> queue = SampleQueue(capacity=3, num_classes=2)
+    >>> queue = SampleQueue(3, ImageInput(None, None, 1))
     >>> queue.push(torch.arange(5.0).reshape(5, 1, 1, 1))
     >>> len(queue), queue.fresh, queue.take(torch.arange(3)).flatten().tolist()
     (3, 5, [3.0, 4.0, 2.0])
     """
 
-    def __init__(self, capacity: int, num_classes: int) -> None:
+    samples: ImageStorage
+    fresh: int
+    length: int
+    next: int
+    walked: Tensor
+    columns: dict[str, Tensor]
+    archive: dict[str, Tensor] | None
+    places: Tensor
+    place: int
+
+    def __init__(self, capacity: int, kind: ImageInput, blank: Mapping[str, Tensor] | None = None) -> None:
+        """Make room for `capacity` samples of a kind of input; `blank` has a row of each column, as of a newcomer."""
         self.capacity = capacity
-        self.num_classes = num_classes
-        self.fresh = 0
-        self._length = 0
-        self._next = 0
-        self._images: Tensor | None = None  # [capacity, C, H, W], made when the first sample shows its shape
-        self._dtype = torch.float32  # of the stream; where all of it is 8-bit, `_images` is uint8
-        self._multiplied = False  # how the stream was made of levels, see `pixels_of`
-        self._walked = torch.zeros(capacity, dtype=torch.int64)  # how often each slot was in a minibatch
-        self._memory: Memory | None = None
-        self._archive: Memory | None = None  # by place in the epoch, for several passes over a target set
-        self._places = torch.full((capacity,), NOWHERE)  # of the slots in the archive
-        self._place = 0  # of the next sample
+        self._device = kind.device
+        self._blank = blank or {}
+        self.declare(
+            samples=lambda: kind.storage(capacity),
+            fresh=lambda: 0,
+            length=lambda: 0,
+            next=lambda: 0,
+            walked=lambda: torch.zeros(capacity, dtype=torch.int64),  # how often each slot was in a minibatch
+            columns=lambda: {name: self._blanks(name, capacity) for name in self._blank},
+            archive=lambda: None,  # columns by place in the epoch, for several passes over a target set
+            places=lambda: torch.full((capacity,), NOWHERE),  # of the slots in the archive
+            place=lambda: 0,  # of the next sample
+        )
+
+    def _blanks(self, name: str, count: int, device: torch.device | str | None = None) -> Tensor:
+        row = self._blank[name].to(device or self._device)
+        return row.expand(count, *row.shape).clone()
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` gave, or raise where its numbers do not fit together."""
+        super().load_state(state)
+        stored = self.samples.images is not None
+        if not (0 <= self.length <= self.capacity and 0 <= self.next < self.capacity and self.fresh >= 0):
+            raise ValueError(f"a queue of {self.capacity} cannot have {self.length} samples, the next at {self.next}")
+        if bool(self.length) != stored or not isinstance(self.archive, dict | None):
+            raise ValueError(f"the queue has {self.length} samples and {'some' if stored else 'no'} images")
 
     def begin_epoch(self) -> None:
         """Count places from the first again, and keep what is remembered of every place from now on."""
-        self._place = 0
-        self._archive = self._archive or Memory.blank(0, self.num_classes)
+        self.place = 0
+        self.archive = self.archive or {name: self._blanks(name, 0, "cpu") for name in self._blank}
 
     def __len__(self) -> int:
-        return self._length
-
-    def take(self, slots: Tensor) -> Tensor:
-        """Give the images at `slots [n]`, as they were pushed: `[n, C, H, W]`."""
-        assert self._images is not None, "the queue is empty"
-        images = self._images[: self._length][slots]
-        return self._pixels(images) if images.dtype == torch.uint8 else images
-
-    @property
-    def limit(self) -> int:
-        """The bytes that it can come to in one pass: those of now, and of images whose levels are not enough."""
-        assert self._images is not None, "the queue is empty"
-        return held_bytes(self) + self._images.numel() * (self._dtype.itemsize - self._images.itemsize)
-
-    @property
-    def memory(self) -> Memory:
-        """What is remembered of the stored images, in the same order; written in place by `remember`."""
-        assert self._memory is not None, "the queue is empty"
-        return self._memory.rows(slice(0, self._length))
+        return self.length
 
     def check(self, images: Tensor) -> None:
-        """Raise an error where images do not have the shape of those that came before."""
-        if self._images is not None and images.shape[1:] != self._images.shape[1:]:
-            raise ValueError(
-                f"images are {tuple(images.shape[1:])}, those before were {tuple(self._images.shape[1:])}: "
-                "resize all images of a stream to one size"
-            )
+        """Raise an error where samples cannot stand beside those that came before."""
+        self.samples.check(images)
+
+    def take(self, slots: Tensor) -> Tensor:
+        """Give the samples at `slots [n]`, as they were pushed."""
+        return self.samples.read(slots)
 
     def push(self, images: Tensor) -> None:
-        """Store `images [N, C, H, W]`, forgetting the oldest ones."""
-        self.check(images)
-        if self._images is None or self._memory is None:
-            self._images = images.new_empty(self.capacity, *images.shape[1:], dtype=torch.uint8)
-            self._dtype = images.dtype
-            self._multiplied = levels_of(images) is None  # if they are levels at all
-            self._memory = Memory.blank(self.capacity, self.num_classes, images.device)
+        """Store samples `[N, ...]`, forgetting the oldest ones."""
         kept = images.detach()[-self.capacity :]
-        first = (self._next + len(images) - len(kept)) % self.capacity
-        slots = (first + torch.arange(len(kept), device=images.device)) % self.capacity
-        self._store(slots, kept.to(self._dtype))  # first, as it alone may fail: floats take four times the memory
-        self._memory.write(slots, self._recall(len(images), slots).to(images.device))
-        self._walked[slots.cpu()] = 0
+        first = (self.next + len(images) - len(kept)) % self.capacity
+        slots = (first + torch.arange(len(kept))) % self.capacity
+        self.samples.write(slots, kept)  # first, as it alone may fail: floats take four times the memory
+        for name, values in self._recalled(len(images), slots).items():
+            self.columns[name][slots] = values.to(self._device)
+        self.walked[slots] = 0
         self.fresh += len(images)
-        self._next = (first + len(kept)) % self.capacity
-        self._length = min(self._length + len(images), self.capacity)
+        self.next = (first + len(kept)) % self.capacity
+        self.length = min(self.length + len(images), self.capacity)
 
-    def _store(self, slots: Tensor, images: Tensor) -> None:
-        assert self._images is not None, "the queue is empty"
-        if self._images.dtype == torch.uint8:
-            levels = levels_of(images, multiplied=self._multiplied)
-            if levels is None:
-                self._images = self._pixels(self._images)
-            else:
-                images = levels
-        self._images[slots] = images
+    def _recalled(self, count: int, slots: Tensor) -> dict[str, Tensor]:
+        """Give the columns of the newest samples, for `slots`, of the `count` that come."""
+        if self.archive is None:
+            return {name: self._blanks(name, len(slots)) for name in self._blank}
+        places = self.place + torch.arange(count)
+        self.place += count
+        for name, known in self.archive.items():
+            if self.place > len(known):
+                self.archive[name] = torch.cat([known, self._blanks(name, self.place - len(known), "cpu")])
+        self.places[slots] = places[-len(slots) :]
+        return {name: known[places[-len(slots) :]] for name, known in self.archive.items()}
 
-    def _pixels(self, levels: Tensor) -> Tensor:
-        return pixels_of(levels, self._dtype, multiplied=self._multiplied)
+    def recall(self, slots: Tensor) -> dict[str, Tensor]:
+        """Give the columns of the samples at `slots [n]`."""
+        return {name: column[slots] for name, column in self.columns.items()}
 
-    def _recall(self, count: int, slots: Tensor) -> Memory:
-        """Give what is remembered of the newest samples, for `slots`, of the `count` that come."""
-        if self._archive is None:
-            return Memory.blank(len(slots), self.num_classes)
-        places = self._place + torch.arange(count)
-        self._place += count
-        if self._place > len(self._archive.visits):
-            self._archive = self._archive.joined(
-                Memory.blank(self._place - len(self._archive.visits), self.num_classes)
-            )
-        self._places[slots.cpu()] = places[-len(slots) :]
-        return self._archive.rows(places[-len(slots) :])
+    def remember(self, slots: Tensor, values: Mapping[str, Tensor]) -> None:
+        """Replace columns of the samples at `slots [n]`."""
+        places = self.places[slots]
+        known = places != NOWHERE
+        for name, rows in values.items():
+            self.columns[name][slots] = rows
+            if self.archive is not None:
+                self.archive[name][places[known]] = rows.cpu()[known]
 
     def settle(self) -> None:
         """Count from nothing again: the window that was full has been learned from."""
@@ -148,7 +126,7 @@ class SampleQueue:
 
     def newest(self, count: int) -> Tensor:
         """Give the slots of the last `count` samples, oldest first: `[count]`."""
-        return (self._next - count + torch.arange(count)) % self.capacity
+        return (self.next - count + torch.arange(count)) % self.capacity
 
     def minibatches(self, size: int, generator: torch.Generator, walk: int = 0) -> Iterator[Tensor]:
         """Walk samples once in random order, in near-equal minibatches of about `size`: slots `[n]`.
@@ -156,62 +134,16 @@ class SampleQueue:
         With `walk` only so many of them: those that came since the last `settle`, and of the others those that were
         walked least often, so that a long queue is seen evenly at the price of a short one.
         """
-        order = torch.randperm(self._length, generator=generator)
-        if 0 < walk < self._length:
-            walked = self._walked.clone()
+        order = torch.randperm(self.length, generator=generator)
+        if 0 < walk < self.length:
+            walked = self.walked.clone()
             walked[self.newest(min(self.fresh, walk))] = -1
             chosen = order[walked[order].argsort(stable=True)[:walk]]
             order = chosen[torch.randperm(walk, generator=generator)]  # newcomers are no minibatch of their own
-        self._walked[order] += 1
+        self.walked[order] += 1
         yield from order.tensor_split(self.minibatch_count(size, walk))
 
     def minibatch_count(self, size: int, walk: int = 0) -> int:
         """How many minibatches one walk has: those of at most `size`, but none of one, which has no statistics."""
-        count = min(walk or self._length, self._length)
+        count = min(walk or self.length, self.length)
         return max(1, min(-(-count // size), count // 2))
-
-    def remember(self, slots: Tensor, memory: Memory) -> None:
-        """Replace what is remembered of the samples at `slots`."""
-        assert self._memory is not None, "the queue is empty"
-        self._memory.write(slots, memory)
-        if self._archive is not None:
-            places = self._places[slots.cpu()]
-            known = places != NOWHERE
-            self._archive.write(places[known], memory.to("cpu").rows(known))
-
-    def state(self) -> dict[str, Tensor | int]:
-        """Give all content, by name: no copies, which `Adapter.state_dict` makes of everything."""
-        state: dict[str, Tensor | int] = {"fresh": self.fresh, "length": self._length, "next": self._next}
-        state["walked"] = self._walked
-        if self._images is not None and self._memory is not None:
-            state |= {"images": self._images[: self._length], **vars(self.memory)}
-            if self._images.dtype == torch.uint8:
-                state["like"] = torch.empty(0, dtype=self._dtype)  # what the levels are to be taken out as
-                state["multiplied"] = self._multiplied
-        if self._archive is not None:
-            archive = {f"archive_{name}": tensor for name, tensor in vars(self._archive).items()}
-            state |= {"places": self._places, "place": self._place, **archive}
-        return state
-
-    def load(self, state: dict[str, Tensor | int]) -> None:
-        """Take back what `state` gave."""
-        self._images = self._memory = None
-        self._length = self._next = self._place = 0
-        self._archive = None
-        self._places.fill_(NOWHERE)
-        if "images" in state:
-            images = state["images"]
-            assert isinstance(images, Tensor)
-            self._images = images.new_empty(self.capacity, *images.shape[1:])
-            self._images[: len(images)] = images
-            # States of before images were held as levels have floats, and go on with those; they know no walks either.
-            self._dtype = (images if images.is_floating_point() else state["like"]).dtype  # type: ignore[union-attr]
-            self._memory = Memory.blank(self.capacity, self.num_classes, images.device)
-            self._memory.write(torch.arange(len(images)), Memory(**{name: state[name] for name in vars(self._memory)}))  # type: ignore[arg-type]
-        self._multiplied = bool(state.get("multiplied", False))
-        self._walked.copy_(state.get("walked", torch.zeros_like(self._walked)))  # type: ignore[arg-type]
-        self.fresh, self._length, self._next = (int(state[name]) for name in ("fresh", "length", "next"))
-        if "place" in state:
-            archive = {name: state[f"archive_{name}"].clone() for name in ("average", "visits", "excluded")}  # type: ignore[union-attr]
-            self._archive = Memory(**archive)
-            self._places, self._place = state["places"].clone(), int(state["place"])  # type: ignore[union-attr]

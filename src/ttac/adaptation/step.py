@@ -1,98 +1,138 @@
-"""The only place where a model is adapted: backward pass, optimiser and mixed precision."""
+"""The only place where a model is moved: backward pass, one decision, optimizer, half precision."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ttac.adaptation.reduction import Reduction
+from ttac.common.state import Stateful
+
 HALF = (torch.float16, torch.bfloat16)
+COSTLY_EVERY = 16  # steps between two values of losses whose value costs more than their gradient
 
 
-class Updater:
+@dataclass(frozen=True)
+class Surrogate:
+    """A loss whose gradient is known without its value: descend on `carrier`, ask `value` when it is to be told."""
+
+    carrier: Tensor
+    value: Callable[[], Tensor]
+
+
+# A loss may be a function: it is computed when the others have been differentiated and their activations are gone.
+Loss = Tensor | Surrogate | Callable[[], Tensor]
+
+
+class GradientSteps(Stateful):
     """Takes gradient steps on named parameters, and none at all where a loss or a gradient is not finite.
 
     >>> weight = nn.Parameter(torch.ones(1))
-    >>> updater = Updater({"weight": weight}, lambda values: torch.optim.SGD(values, 0.1))
-    >>> updater.step({"good": weight.sum(), "bad": weight.sum() * float("nan")}), weight.item(), updater.skipped
+    >>> steps = GradientSteps({"weight": weight}, lambda values: torch.optim.SGD(values, 0.1))
+    >>> steps.take({"good": weight.sum(), "bad": weight.sum() * float("nan")}), weight.item(), steps.skipped
     (False, 1.0, 1)
-    >>> updater.step({"good": weight.sum()}), round(weight.item(), 3)
-    (True, 0.9)
+    >>> steps.take({"good": weight.sum()}), round(weight.item(), 3), steps.values["good"].item()
+    (True, 0.9, 1.0)
     """
+
+    optimizer: torch.optim.Optimizer
+    masters: dict[str, Tensor]
+    taken: int
+    skipped: int
+    told: dict[str, int]  # the step at which each costly value was told last
 
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
         make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
+        reduction: Reduction | None = None,
     ) -> None:
         self.parameters = dict(parameters)
-        # Half-precision weights lose steps below 0.4 % of their size, so those are taken on float32 copies.
-        self._masters = {name: value.detach().float() for name, value in self.parameters.items() if value.dtype in HALF}
-        self.optimizer = make_optimizer([self._masters.get(name, value) for name, value in self.parameters.items()])
-        self.steps = 0
-        self.skipped = 0
+        self.values: dict[str, Tensor] = {}  # of the last step's losses
+        self._surrogates: dict[str, Surrogate] = {}
+        self._reduction = reduction or Reduction()
+
+        def masters() -> dict[str, Tensor]:
+            # Half-precision weights lose steps below 0.4 % of their size, so those are taken on float32 copies.
+            return {name: value.detach().float() for name, value in self.parameters.items() if value.dtype in HALF}
+
+        def optimizer() -> torch.optim.Optimizer:
+            return make_optimizer([self.masters.get(name, value) for name, value in self.parameters.items()])
+
+        self.declare(masters=masters, taken=lambda: 0, skipped=lambda: 0, told=dict)
+        if self.parameters:
+            self.declare(optimizer=optimizer)
 
     def set_rate(self, lr: float) -> None:
         """Use the learning rate `lr` from now on, times the `rate_factor` of a parameter group that has one."""
         for group in self.optimizer.param_groups:
             group["lr"] = lr * group.get("rate_factor", 1.0)
 
-    def step(self, losses: Mapping[str, Tensor], later: Callable[[], Mapping[str, Tensor]] | None = None) -> bool:
+    def take(self, losses: Mapping[str, Loss], sound: Tensor | None = None) -> bool:
         """Descend on the sum of `losses`; False says that the step was refused and no weight has changed.
 
-        `later` computes losses of the same step that share no graph with the first: they come when the activations
-        behind those are gone, so that only one of the two is in memory at a time.
+        `sound` is a flag of the caller's that the step needs as well. All flags are looked at once, together.
         """
         self._forget_gradients()
-        moved = finite = self._differentiate(losses)
-        if later is not None and finite is not False:
-            finite = self._differentiate(later())
-            moved = finite if moved is None else moved and finite is not False
-        if moved:
-            gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
-            moved = bool(torch.stack(torch._foreach_norm(gradients)).isfinite().all())
-        if moved:
-            self._descend()
-            self.steps += 1
-        elif moved is not None:
+        self.values = {}
+        self._surrogates = {name: loss for name, loss in losses.items() if isinstance(loss, Surrogate)}
+        flags = [] if sound is None else [sound]
+        later = {name: loss for name, loss in losses.items() if callable(loss) and not isinstance(loss, Tensor)}
+        flags += self._differentiate({name: loss for name, loss in losses.items() if name not in later})
+        if later:
+            flags += self._differentiate({name: loss() for name, loss in later.items()})
+        if self.parameters:  # whatever this rank has found, as the others wait for it here
+            self._reduction.gradients(self.parameters.values())
+        gradients = [value.grad for value in self.parameters.values() if value.grad is not None]
+        if gradients:  # the largest entries, as sums of squares overflow in half precision
+            flags.append(torch.stack(torch._foreach_norm(gradients, float("inf"))).isfinite().all())
+        fine = self._reduction.decide(torch.stack(flags).all() if flags else torch.tensor(True))
+        if not fine:
             self.skipped += 1
+            self.values, self._surrogates = {}, {}
+        elif gradients:  # nothing to descend on is no failure: the pass has still moved the statistics
+            self._descend()
+            self.taken += 1
         self._forget_gradients()
-        return moved is not False  # nothing to descend on is no failure: the pass has still moved the statistics
+        return fine
 
-    @staticmethod
-    def _differentiate(losses: Mapping[str, Tensor]) -> bool | None:
-        """Add the gradients of the sum of `losses`: whether it is finite, None where there is nothing to descend on."""
-        total = torch.stack([loss.float() for loss in losses.values()]).sum() if losses else None
+    def sample_costly_values(self) -> None:
+        """Tell the values of losses where that costs, every so many steps, when what they go by has been stored."""
+        for name, loss in self._surrogates.items():
+            if self.taken - self.told.get(name, -COSTLY_EVERY) >= COSTLY_EVERY:
+                self.told[name] = self.taken
+                # What is told of a step that has been taken must not end the stream.
+                with torch.no_grad(), suppress(RuntimeError):
+                    self.values[name] = loss.value()
+        self._surrogates = {}
+
+    def _differentiate(self, losses: Mapping[str, Loss]) -> list[Tensor]:
+        """Add the gradients of the sum of `losses`: a flag that says whether it is finite, where there is a sum."""
+        terms: dict[str, Tensor] = {}
+        for name, loss in losses.items():
+            terms[name] = loss.carrier if isinstance(loss, Surrogate) else loss  # type: ignore[assignment]
+            if not isinstance(loss, Surrogate):
+                self.values[name] = terms[name].detach()
+        total = torch.stack([term.float() for term in terms.values()]).sum() if terms else None
         if total is None or not total.requires_grad:
-            return None
-        finite = bool(total.isfinite())
-        if finite:
-            total.backward()
-        return finite
+            return []
+        total.backward()
+        return [total.detach().isfinite()]
 
     def _descend(self) -> None:
-        for name, master in self._masters.items():
+        for name, master in self.masters.items():
             gradient = self.parameters[name].grad
             master.grad = None if gradient is None else gradient.float()
         self.optimizer.step()
         with torch.no_grad():
-            for name, master in self._masters.items():
+            for name, master in self.masters.items():
                 self.parameters[name].copy_(master)
+        torch.clear_autocast_cache()  # of a caller's autocast, which would go on with the weights of before
 
     def _forget_gradients(self) -> None:
-        for value in (*self.parameters.values(), *self._masters.values()):
+        for value in (*self.parameters.values(), *self.masters.values()):
             value.grad = None
-
-    def state(self) -> dict[str, Any]:
-        """Give the optimiser's state and the counters."""
-        counts = {"steps": self.steps, "skipped": self.skipped}
-        return {"optimizer": self.optimizer.state_dict(), "masters": dict(self._masters), **counts}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Take back what `state` gave."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.steps, self.skipped = state["steps"], state["skipped"]
-        for name, master in self._masters.items():
-            master.copy_(state["masters"][name])

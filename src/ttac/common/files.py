@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+
 
 @contextmanager
 def replacing(path: Path | str) -> Iterator[Path]:
@@ -34,6 +36,18 @@ def replacing(path: Path | str) -> Iterator[Path]:
         raise
     finally:
         draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def full_disk_explained(path: Path) -> Iterator[None]:
+    """Say at a full disk what was being written, for commands that go on with it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        kept = f"what is there of {path} is kept"
+        raise OSError(f"the disk is full: {kept}; make space, and the same command goes on") from error
 
 
 def to_disk(path: Path) -> None:
@@ -69,3 +83,8 @@ def text_hash(lines: list[str]) -> str:
     False
     """
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def read_lines(path: Path) -> tuple[str, ...]:
+    """Read the lines of a text file, such as class names, without the space around them."""
+    return tuple(line.strip() for line in path.read_text(encoding="utf-8").splitlines())

@@ -7,12 +7,12 @@ import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -130,98 +130,115 @@ def file_is_there(out: Path, settings: dict[str, Any], there: Callable[[], dict[
         raise ValueError(f"--out {out} is a folder; name a file")
     if not out.exists():
         return False
-    try:
-        found = there()
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} is a file of something else: choose another --out") from error
-    check_same_settings(out, found, settings)
+    found = _read(lambda: {"settings": there()}, f"{out} is a file")
+    check_same_settings(out, found["settings"], settings)
     return True
 
 
-def is_complete(out: Path, result: str, settings: dict[str, Any], there: Callable[[], dict[str, Any]]) -> bool:
-    """Tell whether `out` holds the file that a job writes last; raise an error where it is not of these settings.
-
-    `there` reads the settings that the result came from.
-    """
-    found = _result(out, result, there)
-    if found is None:
-        return False
-    check_same_settings(out, found, settings)
-    (out / PROGRESS).unlink(missing_ok=True)
-    return True
+def read_json(path: Path, kind: str) -> dict[str, Any]:
+    """Read a JSON record of the format `kind`, and raise an error where it is something else."""
+    content = dict(json.loads(path.read_text()))
+    if content["format"] != kind:
+        raise ValueError(f"expected the format {kind}")
+    return content
 
 
-def read_record(out: Path, record: str, kind: str, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """Read the JSON record in `out` of the format `kind`, None where there is none.
-
-    Raises an error where it is not of these settings. The record vouches for the files that it lists, and whoever
-    reads it finds out whether they are whole; other files may be of a job that adds to them, so its progress stays.
-    """
-
-    def there() -> dict[str, Any]:
-        content = dict(json.loads((out / record).read_text()))
-        if content["format"] != kind:
-            raise ValueError(f"expected the format {kind}")
-        return {**content, "settings": dict(content["settings"])}
-
-    found = _result(out, record, there)
-    if found is not None:
-        check_same_settings(out, found["settings"], settings)
-    return found
-
-
-def _result(out: Path, result: str, there: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
-    if not (out / result).exists():
-        return None
+def _read(read: Callable[[], dict[str, Any]], what: str) -> dict[str, Any]:
     try:
-        return there()
+        found = read()
+        return {**found, "settings": dict(found["settings"])}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{out} holds a {result} of something else: choose another --out") from error
+        raise ValueError(f"{what} of something else: choose another --out") from error
 
 
-def save_progress(out: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint, atomically; `content` has the settings among it."""
-    # Through a file of Python's, which says that a disk is full where torch's own raises something else.
-    with replacing(out / PROGRESS) as draft, draft.open("wb") as file:
-        torch.save(content, file)
+class Checkpoints:
+    """Has a job's state saved now and then, and ends the job after the step in which a signal came."""
+
+    def __init__(self, every: float, noted: Sequence[int], save: Callable[[], None]) -> None:
+        self._every, self._noted, self._save = every, noted, save
+        self._last = time.monotonic()
+
+    def after_step(self, done: str, finished: bool = False) -> None:
+        """Save where it is time to, and raise an error that says what is `done` where a signal has come."""
+        if self._noted or finished or time.monotonic() - self._last >= self._every:
+            self._save()
+            self._last = time.monotonic()
+        if self._noted:
+            raise StoppedError(self._noted[0], f"stopped after {done}; the same command goes on from there")
 
 
-def saved_progress(
-    out: Path, settings: dict[str, Any], results: Sequence[str], check: Callable[[dict[str, Any]], object]
-) -> dict[str, Any] | None:
-    """Read the checkpoint in `out`, None where there is none; raise an error where it is not of these settings.
+class JobFolder:
+    """The folder that a job of some settings writes to, and goes on in from its checkpoint."""
 
-    `results` are names of files that only a finished job leaves, and `check` raises where the content is not whole.
-    """
-    path = out / PROGRESS
-    if not path.exists():
-        taken = [name for name in results if (out / name).exists()]
-        if taken:
-            raise ValueError(f"{out} holds {', '.join(taken)} of something else: choose another --out")
-        return None
-    try:
-        # Each tensor comes back to the device it was on, the memory of an adapter too. Where that device is gone, the
-        # settings below are to say so.
-        anywhere = None if torch.cuda.is_available() else "cpu"
-        saved: dict[str, Any] = torch.load(path, map_location=anywhere, weights_only=True)
-        there = dict(saved["settings"])
-        check(saved)
-    except Exception as error:  # a damaged or forged file fails wherever it likes
-        raise ValueError(f"{path} is damaged, delete {out} and start again: {error}") from error
-    check_same_settings(out, there, settings)
-    return saved
+    def __init__(self, out: Path, settings: Mapping[str, Any]) -> None:
+        self.out, self.settings = out, plain_settings(settings)
 
+    def record(self, name: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any] | None:
+        """Give what `read` makes of the file `name`, a record with the settings among it; None where there is no file.
 
-def begin(out: Path, settings: dict[str, Any], results: Sequence[str]) -> None:
-    """Note the settings of a job whose files say themselves how far they are; see `saved_progress`."""
-    if saved_progress(out, settings, results, lambda content: None) is None:
-        save_progress(out, {"settings": settings})
+        Raises an error where it is not of these settings. The record vouches for the files that it lists, and whoever
+        reads it finds out whether they are whole; other files may be of a job that adds to them, so its progress stays.
+        """
+        if self.out.exists() and not self.out.is_dir():
+            raise ValueError(f"--out {self.out} is a file; name a folder")
+        if not (self.out / name).exists():
+            return None
+        found = _read(read, f"{self.out} holds a {name}")
+        check_same_settings(self.out, found["settings"], self.settings)
+        return found
+
+    def is_complete(self, name: str, read: Callable[[], dict[str, Any]], console: Console) -> bool:
+        """Tell, and say, whether the file is there that the job writes last; see `record`."""
+        if self.record(name, read) is None:
+            return False
+        self.finish()
+        console.print(f"{self.out} is complete: nothing to do", markup=False)
+        return True
+
+    def save(self, **content: Any) -> None:
+        """Write a checkpoint, atomically."""
+        import torch  # not before a checkpoint is due: the command line waits for this module
+
+        # Through a file of Python's, which says that a disk is full where torch's own raises something else.
+        with replacing(self.out / PROGRESS) as draft, draft.open("wb") as file:
+            torch.save({"settings": self.settings, **content}, file)
+
+    def saved(self, results: Sequence[str], check: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
+        """Read the checkpoint, None where there is none; raise an error where it is not of these settings.
+
+        `results` are names of files that only a finished job leaves, and `check` raises where the content is not whole.
+        """
+        path = self.out / PROGRESS
+        if not path.exists():
+            taken = [name for name in results if (self.out / name).exists()]
+            if taken:
+                raise ValueError(f"{self.out} holds {', '.join(taken)} of something else: choose another --out")
+            return None
+        import torch
+
+        try:
+            # Each tensor comes back to the device it was on, the memory of an adapter too. Where that device is gone,
+            # the settings below are to say so.
+            anywhere = None if torch.cuda.is_available() else "cpu"
+            saved: dict[str, Any] = torch.load(path, map_location=anywhere, weights_only=True)
+            there = dict(saved["settings"])
+            check(saved)
+        except Exception as error:  # a damaged or forged file fails wherever it likes
+            raise self.damaged(error) from error
+        check_same_settings(self.out, there, self.settings)
+        return saved
+
+    def damaged(self, error: Exception) -> ValueError:
+        """Make the error that says what to do with a checkpoint that cannot be read."""
+        return ValueError(f"{self.out / PROGRESS} is damaged, delete {self.out} and start again: {error}")
+
+    def finish(self) -> None:
+        """Delete the checkpoint, if there is one."""
+        (self.out / PROGRESS).unlink(missing_ok=True)
 
 
 def image_progress(console: Console, note: str) -> Progress:
-    """Show how many images are done, a note that the task's fields fill in, and the time left."""
+    """Show how many images, or steps, are done, a note that the task's fields fill in, and the time left."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -14,39 +14,18 @@ from typing import Any, BinaryIO
 from rich.console import Console
 from torch import Tensor
 
+from ttac.adaptation.adapter import Adapter
 from ttac.common.files import text_hash
-from ttac.common.resumable import (
-    PROGRESS,
-    StoppedError,
-    alone_in,
-    image_progress,
-    is_complete,
-    plain_settings,
-    save_progress,
-    saved_progress,
-    signals_noted,
-)
+from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.folder import FolderStream, image_size, list_images
-from ttac.evaluation.engine import Outcome, Run
-from ttac.evaluation.method_choice import MethodChoice
+from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
+from ttac.evaluation.prepare import PreparedMethod, classes_hash
 from ttac.evaluation.records import Record
-from ttac.methods.base import Adapter
-from ttac.model.weights import check_size, save_model
-from ttac.source.statistics import SourceStatistics
+from ttac.evaluation.spec import AdaptJob
+from ttac.model.weights import ModelDescription, check_size, save_model
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
 PART, INFERRED = "predictions.csv.part", "inferred.safetensors"
-
-
-@dataclass(frozen=True)
-class AdaptJob:
-    """What to adapt, on what, how, and where the results go."""
-
-    choice: MethodChoice
-    images: Path
-    out: Path
-    batch: int = 64
-    checkpoint_every: float = 120.0  # seconds
 
 
 @dataclass
@@ -65,54 +44,51 @@ class _Position:
 def run_adapt(job: AdaptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     files = list_images(job.images)
-    job = dataclasses.replace(job, choice=job.choice.completed())
-    settings = _settings(job, files)
-    if is_complete(job.out, PREDICTIONS, settings, lambda: Record.load(job.out / RECORD).provenance["settings"]):
-        console.print(f"{job.out} is complete: nothing to do", markup=False)
+    method = PreparedMethod(job.method, job.model.load())
+    folder = JobFolder(job.out, _settings(job, method, files))
+    if folder.is_complete(PREDICTIONS, lambda: Record.load(job.out / RECORD).provenance, console):
         return
-    saved = saved_progress(job.out, settings, (WEIGHTS, RECORD), lambda content: _Position(**content["position"]))
-    classifier, description = job.choice.model.classifier, job.choice.model.description
+    saved = folder.saved((WEIGHTS, RECORD), lambda content: _Position(**content["position"]))
+    classifier, description = method.model.classifier, method.model.description
     size = description.size or image_size(job.images, files)
     check_size(classifier, size)
     pixels = f"mean {_short(classifier.mean)}, std {_short(classifier.std)}"
     console.print(
         f"{description.arch}: {classifier.num_classes} classes, {size[0]} x {size[1]}, {pixels}", markup=False
     )
-    adapter = job.choice.adapter(console, lambda: _inferred(job, saved is not None, console))
+    if saved is None:
+        (job.out / INFERRED).unlink(missing_ok=True)
+    adapter = method.adapter(console, keep=job.out / INFERRED)
     with alone_in(job.out), _opened_to_go_on(job.out / PART) as table:
-        _Worker(job, settings, adapter, console, table).run(files, saved)
+        _Worker(job, folder, adapter, description, console, table).run(files, saved)
 
 
+@dataclass
 class _Worker:
     """One process's share of a job."""
 
-    def __init__(
-        self, job: AdaptJob, settings: dict[str, Any], adapter: Adapter, console: Console, table: BinaryIO
-    ) -> None:
-        self.job, self.settings, self.adapter, self.console, self.table = job, settings, adapter, console, table
-        self.description = job.choice.model.description
-        self.position = _Position()
-        self.clock = Run(adapter)  # made before any state is loaded: an interrupted stream is still one stream
+    job: AdaptJob
+    folder: JobFolder
+    adapter: Adapter
+    description: ModelDescription
+    console: Console
+    table: BinaryIO
+    position: _Position = field(default_factory=_Position)
 
     def run(self, files: list[str], saved: dict[str, Any] | None) -> None:
+        job, known = self.job, self.description
+        # Made before any state is loaded: an interrupted stream is still one stream.
+        self.clock = StreamWalk(self.adapter)
         if saved is not None:
             self._go_on_from(saved)
         self.table.truncate(self.position.csv_bytes)
         self.table.seek(self.position.csv_bytes)
-        stream = FolderStream(
-            self.job.images,
-            files,
-            self.job.batch,
-            self.description.size,
-            self.adapter.classifier.channels,
-            self.description.crop_pct,
-            self._report_unreadable,
-            self.position.next_batch,
-        )
+        channels, first, report = self.adapter.classifier.channels, self.position.next_batch, self._report_unreadable
+        self.stream = FolderStream(job.images, files, job.batch, known.size, channels, known.crop_pct, report, first)
         if saved is None:
             self.table.write(_row("file", "label", "confidence"))
-            self._checkpoint(stream)
-        self._walk(stream)
+            self._checkpoint()
+        self._walk()
         if not self.clock.samples:
             raise ValueError(f"none of {len(files)} images could be read")
         self._finish(files)
@@ -127,28 +103,21 @@ class _Worker:
         position.continued_at.append(self.clock.samples)
         self.console.print(f"going on after {self.clock.samples} images", markup=False)
 
-    def _walk(self, stream: FolderStream) -> None:
-        started = checkpointed = time.monotonic()
-        before = self.clock.samples
-        note = "{task.fields[rate]:.1f} images/s, {task.fields[updates]} updates"
+    def _walk(self) -> None:
+        clock, total = self.clock, len(self.stream.files)
+        started, before = time.monotonic(), clock.samples
+        note = "{task.fields[rate]:.1f} images/s, {task.fields[updates]} updates{task.fields[losses]}"
         with signals_noted(self.console) as noted, image_progress(self.console, note) as progress:
-            task = progress.add_task("adapting", total=len(stream.files), rate=0.0, updates=0)
-            for outcome, names in self.clock.walk(stream):
+            task = progress.add_task("adapting", total=total, rate=0.0, updates=0, losses="")
+            checkpoints = Checkpoints(self.job.checkpoint_every, noted, self._checkpoint)
+            for outcome, names in clock.walk(self.stream):
                 self._write_predictions(names, outcome)
                 self.position.updates += len(outcome.update_seconds)
-                progress.update(
-                    task,
-                    completed=min(stream.next_batch * stream.batch, len(stream.files)),
-                    rate=(self.clock.samples - before) / (time.monotonic() - started),
-                    updates=self.position.updates,
-                )
-                if noted or time.monotonic() - checkpointed >= self.job.checkpoint_every:
-                    self._checkpoint(stream)
-                    checkpointed = time.monotonic()
-                if noted:
-                    raise StoppedError(
-                        noted[0], f"stopped after {self.clock.samples} images; the same command goes on from there"
-                    )
+                rate = (clock.samples - before) / (time.monotonic() - started)
+                read = min(self.stream.next_batch * self.stream.batch, total)
+                fields = losses_field(outcome)
+                progress.update(task, completed=read, rate=rate, updates=self.position.updates, **fields)
+                checkpoints.after_step(f"{clock.samples} images")
 
     def _write_predictions(self, names: list[str], outcome: Outcome) -> None:
         confidence, label = outcome.logits.float().softmax(1).max(1)
@@ -160,19 +129,17 @@ class _Worker:
         self.position.unreadable.append([name, reason])
         self.console.print(f"skipped {name!a}: {reason}", markup=False)
 
-    def _checkpoint(self, stream: FolderStream) -> None:
+    def _checkpoint(self) -> None:
         """Note where the job is; the table is on disk before the note that counts its bytes."""
+        self._sync_table()
+        position = self.position
+        position.next_batch, position.csv_bytes = self.stream.next_batch, self.table.tell()
+        position.seconds, position.batch_sizes = self.clock.seconds, sorted(self.clock.batch_sizes)
+        self.folder.save(position=dataclasses.asdict(position), adapter=self.adapter.state_dict())
+
+    def _sync_table(self) -> None:
         self.table.flush()
         os.fsync(self.table.fileno())
-        position = self.position
-        position.next_batch, position.csv_bytes = stream.next_batch, self.table.tell()
-        position.seconds, position.batch_sizes = self.clock.seconds, sorted(self.clock.batch_sizes)
-        content = {
-            "settings": self.settings,
-            "position": dataclasses.asdict(position),
-            "adapter": self.adapter.state_dict(),
-        }
-        save_progress(self.job.out, content)
 
     def _finish(self, files: list[str]) -> None:
         """Write the results; the predictions take their name last, so their being there means that all is."""
@@ -181,16 +148,14 @@ class _Worker:
         notes = {
             "images": self.job.images.resolve().name,
             "files": len(files),
-            "unreadable": position.unreadable,
-            "updates": position.updates,
-            "continued_at": position.continued_at,  # latencies are of the images after the last one
-            "settings": self.settings,
+            # Latencies are of the images after the last continuation.
+            **{name: getattr(position, name) for name in ("unreadable", "updates", "continued_at")},
+            "settings": self.folder.settings,
         }
         self.clock.record(errors=None, protocol=None, notes=notes).save(out / RECORD)
-        self.table.flush()
-        os.fsync(self.table.fileno())
+        self._sync_table()
         (out / PART).replace(out / PREDICTIONS)
-        (out / PROGRESS).unlink()
+        self.folder.finish()
         self.console.print(
             f"{out}: {self.clock.samples} images predicted, {position.updates} updates, "
             f"{len(position.unreadable)} unreadable",
@@ -198,30 +163,18 @@ class _Worker:
         )
 
 
-def _settings(job: AdaptJob, files: list[str]) -> dict[str, Any]:
+def _settings(job: AdaptJob, method: PreparedMethod, files: list[str]) -> dict[str, Any]:
     """Name all that the results depend on, as plain JSON."""
-    description = job.choice.model.description
-    listing = [f"{name!a} {(job.images / name).stat().st_size}" for name in files]
-    settings = {
-        "images": text_hash(listing),
-        **job.choice.settings(),
-        **job.choice.model.classifier.speed.settings(),
+    description = method.model.description
+    return {
+        "images": text_hash([f"{name!a} {(job.images / name).stat().st_size}" for name in files]),
+        **method.settings(),
+        **method.model.classifier.speed.settings(),
         "batch": job.batch,
-        "size": None if description.size is None else list(description.size),
+        "size": description.size,
         "crop_pct": description.crop_pct,
-        "classes": None if description.classes is None else text_hash([ascii(name) for name in description.classes]),
+        "classes": classes_hash(description.classes),
     }
-    return plain_settings(settings)
-
-
-def _inferred(job: AdaptJob, going_on: bool, console: Console) -> SourceStatistics:
-    """Infer statistics and keep them, so that a continuation need not infer again."""
-    path = job.out / INFERRED
-    if going_on and path.exists():
-        return SourceStatistics.load(path, job.choice.model.classifier)
-    stats = job.choice.infer(console)
-    stats.save(path)
-    return stats
 
 
 def _short(pixels: Tensor) -> str:

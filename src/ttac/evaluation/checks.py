@@ -8,27 +8,29 @@ A new method is checked with one line, on a tiny network and random images made 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.method import Batch, Method
 from ttac.data.labelled import from_tensors
 from ttac.data.streams import Domain, Scenario, Stream
-from ttac.evaluation.engine import Run, check_protocol, evaluate
-from ttac.evaluation.protocols import PROTOCOLS, Protocol, ProtocolError
-from ttac.methods.base import Adapter
-from ttac.methods.registry import adapt, methods
+from ttac.evaluation.engine import StreamWalk, evaluate
+from ttac.evaluation.protocols import PROTOCOLS, Protocol, ProtocolError, check_protocol
+from ttac.methods.registry import adapt, find_method
 from ttac.model.branches import BRANCHES
 from ttac.model.classifier import Classifier
 from ttac.model.networks import ResNet
+from ttac.source.knowledge import Knowledge
 from ttac.source.statistics import SourceStatistics
 
 WINDOW = 8
-# Those that a method has.
-SMALL: dict[str, Any] = {"window": WINDOW, "queue": 2 * WINDOW, "passes": 2, "memory": 2 * WINDOW, "keep": 2}
+SMALL: dict[str, Any] = {"window": WINDOW, "queue": 2 * WINDOW, "passes": 2}  # of the methods that have them
 
 
 class CheckError(AssertionError):
@@ -48,36 +50,43 @@ class Subject:
 
 
 def subject(
-    method: str, classifier: Classifier | None = None, *, side: int = 16, source_free: bool = False, **options: Any
+    method: str | type[Method],
+    classifier: Classifier | None = None,
+    *,
+    side: int = 16,
+    source_free: bool = False,
+    knowledge: Sequence[Knowledge] = (),
+    **options: Any,
 ) -> Subject:
-    """Build the subject of a registered method, by default on a tiny residual network with random weights."""
+    """Build the subject of a method, by name or class, by default on a tiny residual network with random weights.
+
+    `options` come over those that the method declares for its checks (`checked_with`). Statistics and branches that it
+    uses are made here; other kinds of knowledge are given.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         classifier = classifier or Classifier(ResNet(8, 4, width=4)).eval()
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(5 * WINDOW + WINDOW // 2, classifier.channels, side, side, generator=generator)
-    cls = methods()[method]
-    classifier = _with_branch(classifier, cls, options)
-    known = {field.name for field in fields(cls.options_type)}
-    options = {**{name: value for name, value in SMALL.items() if name in known}, **options}
-    # Random networks are sure of nothing: let every sample pass, or half of the code would not run.
-    options |= {name: 0.0 for name in ("tau_pp", "tau_st") if name in known and name not in options}
+    found = find_method(method) if isinstance(method, str) else method
+    known = {field.name for field in fields(found.options_type)}
+    options = {**{name: value for name, value in SMALL.items() if name in known}, **found.checked_with, **options}
+    uses = found.uses(found.options_type(**options))
+    classifier = _with_branch(classifier, uses)
     stats = None
-    if "statistics" in cls.capabilities.needs:
+    if "statistics" in uses:
         labels = torch.arange(len(images)) % classifier.num_classes
         free, light = SourceStatistics.rescale_weights, SourceStatistics.collect
         stats = free(classifier) if source_free else light(classifier, [(images, labels)])
-    return Subject(lambda: adapt(classifier, method, stats=stats, **options), images)
+    return Subject(lambda: adapt(classifier, found, stats=stats, knowledge=knowledge, **options), images)
 
 
-def run_all(
-    method: str, classifier: Classifier | None = None, *, side: int = 16, source_free: bool = False, **options: Any
-) -> None:
-    """Run every check that a registered method is not exempt from; the first broken promise raises."""
+def run_all(method: str | type[Method], classifier: Classifier | None = None, **given: Any) -> None:
+    """Run every check that a method is not exempt from; the first broken promise raises. `given`: see `subject`."""
     for check in CHECKS:
-        given = subject(method, classifier, side=side, source_free=source_free, **options)
-        if check.__name__ not in given.make().exempt:
-            check(given)
+        fresh = subject(method, classifier, **given)
+        if check.__name__ not in fresh.make().exempt:
+            check(fresh)
 
 
 def predict_is_pure(subject: Subject) -> None:
@@ -98,6 +107,7 @@ def reset_equals_fresh(subject: Subject) -> None:
     _drive(adapter, subject.batches())
     adapter.reset()
     _require(_same(adapter.state_dict(), subject.make().state_dict()), "the state after reset is not the first one")
+    _require(adapter.counters() == subject.make().counters(), "counters after reset are not the first ones")
     _require(
         torch.equal(_drive(adapter, subject.batches()), fresh), "predictions after reset differ from a fresh run's"
     )
@@ -116,6 +126,7 @@ def state_round_trips(subject: Subject) -> None:
     ends = [_drive(adapter, batches[middle:]) for adapter in (whole, resumed)]
     _require(torch.equal(*ends), "predictions after a round trip differ")
     _require(_same(whole.state_dict(), resumed.state_dict()), "states after a round trip differ")
+    _require(whole.counters() == resumed.counters(), "counters after a round trip differ")
 
 
 def seeds_repeat(subject: Subject) -> None:
@@ -192,8 +203,54 @@ def only_declared_parameters_move(subject: Subject) -> None:
     before = {name: value.detach().clone() for name, value in adapter.classifier.named_parameters()}
     _drive(adapter, subject.batches())
     moved = {name for name, value in adapter.classifier.named_parameters() if not torch.equal(value, before[name])}
-    undeclared = sorted(moved - adapter.changed_parameters)
+    undeclared = sorted(moved - adapter.parameters.keys())
     _require(not undeclared, f"parameters moved without being declared: {', '.join(undeclared)}")
+
+
+def declared_parameters_move(subject: Subject) -> None:
+    """A method that names parameters to learn does move some of them."""
+    adapter = subject.make()
+    before = {name: value.detach().clone() for name, value in adapter.parameters.items()}
+    _drive(adapter, subject.batches())
+    moved = [name for name, value in adapter.parameters.items() if not torch.equal(value, before[name])]
+    _require(
+        not before or bool(moved),
+        "none of the declared parameters has moved: if the method learns nothing on random images under these options, "
+        "declare others in checked_with",
+    )
+
+
+def losses_are_alive(subject: Subject) -> None:
+    """A method that names parameters to learn has losses, which are finite and not all zero."""
+    adapter = subject.make()
+    found: dict[str, float] = {}
+    for images in subject.batches():
+        adapter(images)
+        now = {name: abs(float(value)) for name, value in adapter.last_step.losses.items()}
+        _require(all(map(math.isfinite, now.values())), f"losses are not finite: {now}")
+        found |= {name: max(found.get(name, 0.0), value) for name, value in now.items()}
+    if adapter.parameters:
+        _require(bool(found), "the method learns without any loss")
+        _require(not adapter.counters()["skipped_steps"], "steps were refused on images that are all in order")
+        _require(any(found.values()), f"all losses are zero: {', '.join(found)}")
+
+
+def refused_steps_leave_no_trace(subject: Subject) -> None:
+    """A step that is refused changes neither weights nor statistics nor what the method keeps."""
+    adapter = subject.make()
+    first, second, *_ = subject.batches()
+    adapter(first)
+    if adapter.memory is None:
+        return
+    adapter.memory.push(second)
+    adapter.method.before_update()
+    before, take = adapter.state_dict(), adapter.steps.take
+    vars(adapter.steps)["take"] = lambda losses, sound=None: take(losses, torch.tensor(False))
+    adapter._step(Batch(adapter, adapter.memory.newest(WINDOW), 0))
+    after = adapter.state_dict()
+    _require(_same(before["classifier"], after["classifier"]), "a refused step changed weights or statistics")
+    for part in ("norms", "answers", "method", "memory"):
+        _require(_same(before["state"][part], after["state"][part]), f"a refused step changed the {part}")
 
 
 def no_grad_does_not_matter(subject: Subject) -> None:
@@ -236,7 +293,7 @@ def the_future_is_out_of_reach(subject: Subject) -> None:
     outputs = []
     for tail in (torch.clone, lambda images: 1 - images):
         predictions = []
-        for number, (outcome, _) in enumerate(Run(subject.make()).walk(stream(tail))):
+        for number, (outcome, _) in enumerate(StreamWalk(subject.make()).walk(stream(tail))):
             _require(read == number + 1, "the stream was read ahead")
             predictions.append(outcome.logits)
         outputs.append(torch.cat(predictions[:3]))
@@ -273,6 +330,9 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     one_class_survives,
     partial_window_is_predicted,
     only_declared_parameters_move,
+    declared_parameters_move,
+    losses_are_alive,
+    refused_steps_leave_no_trace,
     no_grad_does_not_matter,
     labels_are_out_of_reach,
     the_future_is_out_of_reach,
@@ -280,10 +340,9 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 )
 
 
-def _with_branch(classifier: Classifier, method: type[Adapter], options: dict[str, Any]) -> Classifier:
-    """Give a copy the branch that the method needs, or that its options ask for, if it has none."""
-    wanted = [need.removesuffix(" branch") for need in method.capabilities.needs if need.endswith(" branch")]
-    wanted += ["contrastive"] if options.get("contrastive_weight") else []
+def _with_branch(classifier: Classifier, uses: Iterable[str]) -> Classifier:
+    """Give a copy the branch that is used, if it has none."""
+    wanted = [kind.removesuffix(" branch") for kind in uses if kind.endswith(" branch")]
     if not wanted or classifier.branch is not None:
         return classifier
     classifier = classifier.copy()
@@ -305,7 +364,7 @@ def _admitting(adapter: Adapter) -> Protocol:
 
 
 def _drive(adapter: Adapter, batches: list[Tensor]) -> Tensor:
-    return torch.cat([outcome.logits for outcome, _ in Run(adapter).walk((images, None) for images in batches)])
+    return torch.cat([outcome.logits for outcome, _ in StreamWalk(adapter).walk((images, None) for images in batches)])
 
 
 def _require(condition: bool, broken: str) -> None:

@@ -11,12 +11,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from torch import Tensor
 
+from ttac.adaptation.adapter import Adapter, Step
 from ttac.common.environment import environment
 from ttac.data.streams import Arrival, Stream
 from ttac.evaluation.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter, PeakMemory
-from ttac.evaluation.protocols import Protocol, ProtocolError, get_protocol
+from ttac.evaluation.protocols import Protocol, ProtocolError, check_epochs, check_protocol, get_protocol
 from ttac.evaluation.records import Record
-from ttac.methods.base import Adapter, Step
 from ttac.model.inputs import check_labels
 
 Kept = TypeVar("Kept")
@@ -32,13 +32,21 @@ class Outcome:
     predict_seconds: float
     update_seconds: list[float]  # of each update that the batch triggered
     samples: int  # of the stream so far
+    losses: Mapping[str, float]  # of the last steps that the batch triggered, weighted
     error: float | None = None  # so far, where labels are known
+
+
+def losses_field(outcome: Outcome) -> dict[str, Any]:
+    """Give the losses as a field of a progress display, nothing where the batch led to no update."""
+    if not outcome.losses:
+        return {}
+    return {"losses": ", " + ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())}
 
 
 Purpose = Literal["arrive", "learn", "predict"]
 
 
-class Run:
+class StreamWalk:
     """Walks a stream in order and measures; what is beside the images never reaches the adapter."""
 
     def __init__(self, adapter: Adapter) -> None:
@@ -48,7 +56,8 @@ class Run:
         self.batch_sizes: set[int] = set()
         self._already_seen = adapter.samples_seen
         self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
-        self._memory = PeakMemory(adapter.classifier.mean.device)
+        self._memory = PeakMemory(adapter.classifier.device)
+        self._losses: list[tuple[int, dict[str, float]]] = []
 
     def walk(
         self, stream: Iterable[tuple[Tensor, Kept]], purpose: Purpose = "arrive"
@@ -66,7 +75,10 @@ class Run:
                 self._latency["predict"].update(step.predict_seconds)
             for seconds in step.update_seconds:
                 self._latency["update"].update(seconds)
-            yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples), kept
+            losses = {name: float(value) for name, value in step.losses.items() if value.isfinite()}
+            if losses:
+                self._losses.append((self.adapter.samples_seen, losses))
+            yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples, losses), kept
 
     def _give(self, images: Tensor, purpose: Purpose) -> Tensor:
         if purpose == "predict":
@@ -93,7 +105,7 @@ class Run:
         """Sum the run up; a note cannot replace what is known."""
         adapter = self.adapter
         options = dataclasses.asdict(adapter.options)
-        stats = adapter.stats
+        known = {kind: {"level": one.level, **one.provenance()} for kind, one in adapter.knowledge.items()}
         return Record(
             samples=self.samples,
             error=errors.compute() if errors else None,
@@ -110,57 +122,17 @@ class Run:
                 "options": options,
                 "predict": options.get("predict", "-"),
                 "protocol": protocol.name if protocol else None,
-                "branch_used": adapter.branch_used,
                 "model": adapter.source_fingerprint,
-                "statistics": None
-                if stats is None
-                else {
-                    **{k: v for k, v in dataclasses.asdict(stats.origin).items() if k != "counts"},
-                    "class_family": stats.classes.covariance.family,
-                    "overall_family": stats.overall.covariance.family,
-                },
+                "knowledge": known,
                 "samples_before": self._already_seen,
                 "reset": "none: the adapter went on from an earlier stream" if self._already_seen else "fresh",
                 "arrival_batch_sizes": sorted(self.batch_sizes),
-                "device": str(adapter.classifier.mean.device),
+                "device": str(adapter.classifier.device),
                 **environment(),
             },
             domain_error=domain_errors.by_domain() if domain_errors else {},
             segments=domain_errors.by_segment() if domain_errors else [],
-        )
-
-
-def check_protocol(adapter: Adapter, protocol: Protocol) -> None:
-    """Raise an error where the adapter needs more than the protocol allows, before anything runs."""
-    title = adapter.capabilities.title
-    if protocol.name not in adapter.capabilities.protocols:
-        allowed = ", ".join(adapter.capabilities.protocols)
-        raise ProtocolError(f"{title} is not defined under {protocol.name}; it runs under {allowed}")
-    if protocol.source == "free" and adapter.stats is not None and not adapter.stats.source_free:
-        raise ProtocolError(
-            f"{protocol.name} is source-free, and this {title} holds statistics collected from "
-            f"{adapter.stats.origin.samples} source samples: use SourceStatistics.infer, or the protocol "
-            f"{protocol.name.replace('SF', 'SL')}"
-        )
-    if adapter.branch_used is not None and not protocol.modified_objective:
-        raise ProtocolError(
-            f"{protocol.name} leaves source training as it is, and this {title} uses the model's {adapter.branch_used} "
-            f"branch: switch that off, or use the protocol Y{protocol.name[1:]}"
-        )
-    if protocol.modified_objective and adapter.source_branch is None:
-        raise ProtocolError(
-            f"{protocol.name} is for models trained with a branch, and this one has none: train it with "
-            f"ce+contrastive or ce+rotation, or use the protocol N{protocol.name[1:]}"
-        )
-    if protocol.modified_objective and adapter.capabilities.may_use and adapter.branch_used is None:
-        raise ProtocolError(
-            f"{protocol.name} is for what the branch of source training brings, and this {title} leaves it unused: set "
-            f"contrastive_weight, or use the protocol N{protocol.name[1:]}"
-        )
-    if protocol.passes == "one" and adapter.several_passes:
-        raise ProtocolError(
-            f"{protocol.name} reads every sample once, and this {title} has been through a target set: call "
-            "adapter.reset()"
+            losses=self._losses,
         )
 
 
@@ -197,10 +169,9 @@ def evaluate(
             f"this adapter has already seen {adapter.samples_seen} samples: call adapter.reset(), "
             "or say continuing=True for a new stream that follows the old one"
         )
-    if protocol.passes == "one" and epochs is not None:
-        raise ProtocolError(f"{protocol.name} reads every sample once: epochs belong to the multi-pass protocols")
+    check_epochs(protocol, epochs)
     errors = ErrorMeter(adapter.classifier.num_classes)
-    run = Run(adapter)
+    run = StreamWalk(adapter)
     purpose: Purpose = "arrive"
     if protocol.passes == "multi":
         purpose, epochs = "predict", 3 if epochs is None else epochs
@@ -223,7 +194,7 @@ def evaluate(
     return run.record(errors=errors, protocol=protocol, notes=notes or {}, domain_errors=domain_errors)
 
 
-def _learn(run: Run, stream: Iterable[Any], epochs: int) -> None:
+def _learn(run: StreamWalk, stream: Iterable[Any], epochs: int) -> None:
     """Walk the target set `epochs` times; the adapter gets images and never labels."""
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, not {epochs}")

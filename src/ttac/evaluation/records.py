@@ -13,7 +13,7 @@ from ttac.common.files import write_json
 FORMAT = "ttac.record/1"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Record:
     """The outcome of one adapter on one stream."""
 
@@ -29,7 +29,13 @@ class Record:
     provenance: dict[str, Any]
     domain_error: dict[str, dict[str, float]] = field(default_factory=dict)  # samples and error, as domains first came
     segments: list[tuple[str, int, float]] = field(default_factory=list)  # name, samples and error, one after another
+    losses: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (samples so far, weighted loss by name)
     format: str = FORMAT
+
+    def __repr__(self) -> str:
+        error = "no labels" if self.error is None else f"{self.error:.2f} % error"
+        about = self.provenance
+        return f"Record({about.get('method')} under {about.get('protocol')}: {error}, {self.samples} samples)"
 
     def save(self, path: Path | str) -> None:
         """Write the record as JSON, atomically."""
@@ -44,4 +50,5 @@ class Record:
         content["cumulative_error"] = [(int(count), float(error)) for count, error in content["cumulative_error"]]
         if "segments" in content:  # records of streams without domains may lack it
             content["segments"] = [(str(name), int(count), float(error)) for name, count, error in content["segments"]]
+        content["losses"] = [(int(count), dict(losses)) for count, losses in content.get("losses", [])]
         return cls(**content)

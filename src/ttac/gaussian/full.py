@@ -21,7 +21,9 @@ def cholesky(matrix: Tensor) -> Tensor:
     tensor([2., nan])
     """
     factor, failed = torch.linalg.cholesky_ex(matrix)
-    return factor.masked_fill_((failed > 0)[:, None, None], torch.nan) if bool(failed.any()) else factor
+    # On a GPU to write is cheaper than to wait for the answer whether it is needed.
+    needed = matrix.is_cuda or bool(failed.any())
+    return factor.masked_fill_((failed > 0)[:, None, None], torch.nan) if needed else factor
 
 
 @dataclass(frozen=True, eq=False)

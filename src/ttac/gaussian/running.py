@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from ttac.common.state import Stateful
 from ttac.gaussian.covariance import chunks
 from ttac.gaussian.families import FAMILIES, MAX_RANK, Gaussians
 from ttac.gaussian.low_rank import LowRank
@@ -21,7 +23,7 @@ class Part:
     `mu' = mu + delta` and `Sigma' = (1 - a n) Sigma + a sum_i w_i d_i d_i^T - delta delta^T`.
     """
 
-    rows: Tensor  # [g] which of the G Gaussians
+    rows: Tensor  # [g] which of the G Gaussians, on the host
     samples: Tensor  # [g, n] which of the features
     weights: Tensor  # w [g, n], 0: padding
     rate: Tensor  # a [g]
@@ -65,7 +67,7 @@ class Blend:
     past: Gaussians  # what it was made from
 
 
-class RunningGaussians:
+class RunningGaussians(Stateful):
     """G Gaussians estimated from a stream of features and their assignments.
 
     >>> running = RunningGaussians.empty(1, 2, family="full", dtype=torch.float64)
@@ -76,10 +78,14 @@ class RunningGaussians:
     True
     """
 
-    def __init__(self, gaussians: Gaussians, counts: Tensor, *, clip: int | None = None) -> None:
-        self.gaussians = gaussians.map(torch.clone)  # own memory, because commits write into it
-        self.counts = counts.clone()  # [G]
+    gaussians: Gaussians
+    counts: Tensor
+
+    def __init__(self, start: Gaussians | Callable[[], Gaussians], counts: Tensor, *, clip: int | None = None) -> None:
+        """Begin at `start`, of which a copy is taken, or what it makes, with `counts [G]` samples behind each."""
+        make = start if callable(start) else partial(start.map, torch.clone)  # commits write into it
         self.clip = clip
+        self.declare(gaussians=make, counts=counts.clone)
 
     @classmethod
     def empty(
@@ -96,9 +102,12 @@ class RunningGaussians:
         """Start with no samples at all: the first blend replaces everything."""
         if family == LowRank.family and rank < 1:
             raise ValueError(f"the rank of low-rank covariances must be at least 1, not {rank}")
-        mean = torch.zeros(count, dim, dtype=dtype, device=device)
-        gaussians = Gaussians(mean, FAMILIES[family].zeros(count, dim, rank, mean))
-        return cls(gaussians, mean.new_zeros(count), clip=clip)
+        zero = torch.zeros((), dtype=dtype, device=device)
+
+        def start() -> Gaussians:
+            return Gaussians(zero.new_zeros(count, dim), FAMILIES[family].zeros(count, dim, rank, zero))
+
+        return cls(start, zero.new_zeros(count), clip=clip)
 
     def blend(self, features: Tensor, assignment: Tensor) -> Blend:
         """Prepare the update of the Gaussians that `features [B, D]` are assigned to, without storing.
@@ -108,6 +117,8 @@ class RunningGaussians:
         with more samples of one class than `N_clip` would leave a negative weight for the past.
         """
         features = features.detach().to(self.gaussians.mean.dtype)
+        # Which Gaussian has which samples is found on the host, for which a GPU is waited for once, or not at all where
+        # the assignment is there already.
         groups = self._group(features, assignment) if assignment.ndim == 1 else self._share(features, assignment)
         return Blend(tuple(self._part(features, *group) for group in groups), self.gaussians)
 
@@ -127,25 +138,6 @@ class RunningGaussians:
             self.counts[part.rows] = part.counts
             self.gaussians.mean[part.rows] = updated.mean
             self.gaussians.covariance.store(part.rows, updated.covariance)
-        self._renew()
-
-    def state(self) -> dict[str, Tensor]:
-        """Give everything that the stream has made, by name."""
-        return {"mean": self.gaussians.mean, "counts": self.counts, **self.gaussians.covariance.tensors()}
-
-    def load(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state` gave, bit for bit; a state of other shapes is refused and changes nothing."""
-        own = self.state()
-        for name, tensor in own.items():
-            if name not in state:
-                raise ValueError(f"the state of the Gaussians has no {name!r}: it was saved with another family")
-            if state[name].shape != tensor.shape:
-                raise ValueError(
-                    f"{name!r} of the saved Gaussians is {list(state[name].shape)} and must be {list(tensor.shape)}: "
-                    "it was saved with other statistics, or by another version"
-                )
-        for name, tensor in own.items():
-            tensor.copy_(state[name])
         self._renew()
 
     def _renew(self) -> None:
@@ -170,6 +162,7 @@ class RunningGaussians:
         The largest come first, and a part ends where a Gaussian has less than half of its first one's samples, so that
         one large class does not widen the many small ones.
         """
+        assignment = assignment.cpu()
         chosen = (assignment >= 0).nonzero()[:, 0]
         rows, group, count = torch.unique(assignment[chosen], return_inverse=True, return_counts=True)
         members = chosen[torch.argsort(group, stable=True)]
@@ -179,15 +172,15 @@ class RunningGaussians:
             widest = int(count[by_size[run.start]])
             for piece in chunks(run.stop - run.start, self._bytes_each(features, widest)):
                 taken = by_size[run][piece]
-                place = torch.arange(widest, device=count.device)
+                place = torch.arange(widest)
                 # Padding repeats a Gaussian's last sample, so that what is not finite stays its own.
                 samples = members[first[taken, None] + place.minimum(count[taken, None] - 1)]
-                yield rows[taken], samples, (place < count[taken, None]).to(features)
+                yield rows[taken], samples.to(features.device), (place < count[taken, None]).to(features)
 
     def _share(self, features: Tensor, weights: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Let every Gaussian see all features by its weights `[B, G]`, like `_group`."""
         # NaN is kept: a Gaussian that is not positive definite shall spoil the step, not vanish from it.
-        rows = (~(weights.sum(0) <= 1e-6)).nonzero()[:, 0]
+        rows = (~(weights.sum(0) <= 1e-6)).nonzero()[:, 0].cpu()
         everyone = torch.arange(len(features), device=features.device)
         for piece in chunks(len(rows), self._bytes_each(features, len(features))):
             taken = rows[piece]

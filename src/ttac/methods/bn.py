@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
-from ttac.methods.base import Capabilities
+from ttac.adaptation.method import Batch, Capabilities, Method
+from ttac.adaptation.step import Loss
 from ttac.methods.registry import register
-from ttac.methods.windows import WindowAdapter, WindowOptions
 
 
 @register
-class BN(WindowAdapter):
+class BN(Method):
     """Move the batch-norm statistics by every full window and nothing else; without such layers it is TEST."""
 
     capabilities = Capabilities(
-        name="bn",
-        title="BN",
-        protocols=("N-O-SF", "N-M-SF"),
-        needs=(),
+        "bn",
+        "BN",
+        ("N-O-SF", "N-M-SF"),
         changes="batch-norm statistics",
         citation="Ioffe and Szegedy, Batch Normalization, ICML 2015; Schneider et al., NeurIPS 2020",
     )
-    options_type = WindowOptions
     # A past that counts as one sample is forgotten at once: every window is predicted with its own statistics alone.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {"batch": {"bn_clip": 1, "predict": "during"}}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"batch": {"bn_clip": 1, "predict": "during"}}
 
-    def _step(self, slots: Tensor, number: int) -> Tensor:
-        with torch.no_grad(), self.tracker.following(len(slots)):
-            logits: Tensor = self.classifier(self.queue.take(slots))
-        return logits
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        with torch.no_grad():
+            batch.forward()
+        return {}

@@ -2,40 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ttac.methods.base import Capabilities, Moment, require
+from ttac.adaptation.method import Batch, Capabilities, Method, norm_affine
+from ttac.adaptation.options import GradientOptions
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
 from ttac.methods.registry import register
-from ttac.methods.tent import NormAdapter
-from ttac.methods.windows import GradientOptions, Trial
-
-SourceLoss = Literal["ce", "poly"]
-OptimizerName = Literal["adam", "sgd"]
+from ttac.source.knowledge import Knowledge, TrainingLoss
 
 
 @dataclass(frozen=True)
 class ConjugateOptions(GradientOptions):
     """The published defaults: Adam with a rate of 1e-3, predictions after the step."""
 
-    predict: Moment = "after"
-    source_loss: SourceLoss = "ce"  # what the model was trained with
-    epsilon: float = 1.0  # of PolyLoss, the one of its training
-    temperature: float = 1.0  # divides the logits
-    optimizer: OptimizerName = "adam"
-    lr: float | None = 1e-3
-    momentum: float = 0.9  # Adam's first beta
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        for name, kinds in (("source_loss", get_args(SourceLoss)), ("optimizer", get_args(OptimizerName))):
-            require(getattr(self, name) in kinds, f"{name} must be {' or '.join(kinds)}", getattr(self, name))
-        require(self.epsilon > -1, "epsilon must be above -1, or some pseudo labels do not exist", self.epsilon)
-        require(self.temperature > 0, "temperature must be positive", self.temperature)
+    source_loss: Literal["ce", "poly"] = setting("ce", "what the model was trained with")
+    # From -1 down, some pseudo labels do not exist.
+    epsilon: float = setting(1.0, "of PolyLoss, the one of its training", above=-1)
+    temperature: float = setting(1.0, "divides the logits", above=0)
+    optimizer: Literal["adam", "sgd"] = setting("adam", "that takes the steps")
+    lr: float | None = setting(1e-3, "rate of every step", above=0)
 
 
 # Source losses are L(h, y) = f(h) - y . g(h), with y the one-hot label and s = softmax(h). PolyLoss (Poly-1) adds
@@ -70,34 +61,49 @@ def conjugate_loss(logits: Tensor, epsilon: float = 0.0) -> Tensor:
 
 
 @register
-class Conjugate(NormAdapter):
+class Conjugate(Method):
     """Descend on the conjugate of the loss that the source model was trained with."""
 
     capabilities = Capabilities(
-        name="conjugate",
-        title="Conjugate PL",
-        protocols=("N-O-SF",),
-        needs=(),
+        "conjugate",
+        "Conjugate PL",
+        ("N-O-SF",),
         changes="affine parameters of norm layers, batch-norm statistics",
         citation="Goyal et al., Test-Time Adaptation via Conjugate Pseudo-Labels, NeurIPS 2022",
     )
     options_type = ConjugateOptions
-    options: ConjugateOptions
     # The published settings for sources that were trained with PolyLoss.
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "poly-cifar10": {"source_loss": "poly", "epsilon": 6.0, "window": 200, "optimizer": "sgd"},
         "poly-imagenet": {"source_loss": "poly", "epsilon": 8.0, "window": 200, "optimizer": "sgd"},
         "poly-digits": {"source_loss": "poly", "epsilon": 6.0, "window": 200, "lr": 1e-2},
     }
 
-    def _make_optimizer(self, values: list[Tensor]) -> torch.optim.Optimizer:
-        if self.options.optimizer == "adam":
-            return super()._make_optimizer(values)
-        return torch.optim.SGD(values, momentum=self.options.momentum, nesterov=self.options.momentum > 0)
+    @classmethod
+    def informed(cls, given: Mapping[str, Any], known: Mapping[str, Knowledge]) -> dict[str, Any]:
+        """Take the loss that the source was trained with from what is known of it, where that is known."""
+        loss = known.get(TrainingLoss.kind)
+        if not isinstance(loss, TrainingLoss):
+            return dict(given)
+        told = {"source_loss": loss.name, **loss.parameters}
+        for name, value in told.items():
+            if given.get(name, value) != value:
+                raise ValueError(
+                    f"{name}={given[name]} contradicts the model, which was trained with {name}={value}: leave it out, "
+                    f"or set {name}={value} over a preset"
+                )
+        return {**given, **told}
 
-    def _try(self, slots: Tensor, number: int) -> Trial:
-        options = self.options
-        with self.tracker.following(len(slots)):
-            logits = self.classifier(self.queue.take(slots))
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return norm_affine(self.classifier)
+
+    def optimizer(self, values: list[Tensor]) -> torch.optim.Optimizer:
+        options = self.adapter.options
+        if options.optimizer == "adam":
+            return torch.optim.Adam(values, betas=(options.momentum, 0.999))
+        return torch.optim.SGD(values, momentum=options.momentum, nesterov=options.momentum > 0)
+
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        options = self.adapter.options
         epsilon = options.epsilon if options.source_loss == "poly" else 0.0
-        return Trial({"conjugate": conjugate_loss(logits / options.temperature, epsilon)}, logits)
+        return {"conjugate": conjugate_loss(batch.forward().logits / options.temperature, epsilon)}

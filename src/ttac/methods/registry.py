@@ -1,34 +1,44 @@
-"""The methods by name: a file in this folder that defines and registers a class is all that a new one takes."""
+"""The methods by name: a file in this folder, or anywhere else, that defines a class is all that a new one takes."""
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
-from collections.abc import Mapping
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, TypeVar
 
+from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.method import Method
+from ttac.common.files import text_hash
 from ttac.common.lookup import pick
-from ttac.methods.base import Adapter
 from ttac.model.classifier import Classifier
+from ttac.source.knowledge import Knowledge, by_kind
 from ttac.source.statistics import SourceStatistics
 
-AdapterType = TypeVar("AdapterType", bound=type[Adapter])
+MethodType = TypeVar("MethodType", bound=type[Method])
 
-_METHODS: dict[str, type[Adapter]] = {}
+ENTRY_POINTS = "ttac.methods"  # group under which installed packages name their methods
+_METHODS: dict[str, type[Method]] = {}
 
 
-def register(method: AdapterType) -> AdapterType:
+def register(method: MethodType) -> MethodType:
     """Make a method known under the name in its capabilities."""
     name = method.capabilities.name
-    if name in _METHODS and _METHODS[name].__qualname__ != method.__qualname__:
-        raise ValueError(f"two methods want the name {name!r}: {_METHODS[name]} and {method}")
+    there = _METHODS.get(name, method)
+    if (there.__module__, there.__qualname__) != (method.__module__, method.__qualname__):
+        raise ValueError(f"two methods want the name {name!r}: {there} and {method}")
     _METHODS[name] = method
     return method
 
 
-def methods() -> Mapping[str, type[Adapter]]:
-    """Give all registered methods by name.
+def methods() -> Mapping[str, type[Method]]:
+    """Give all methods by name: those of this folder, those that were registered, and those of installed packages.
 
     >>> "ttac++" in methods()
     True
@@ -36,18 +46,65 @@ def methods() -> Mapping[str, type[Adapter]]:
     package = importlib.import_module("ttac.methods")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"ttac.methods.{module.name}")
+    for entry in entry_points(group=ENTRY_POINTS):
+        try:
+            register(_method(entry.load(), entry.value))
+        except Exception as error:  # of somebody else's package, which must not take the others away
+            owner = "a package" if entry.dist is None else entry.dist.name
+            warnings.warn(f"the method {entry.name} of {owner} could not be loaded: {error}", stacklevel=2)
     return dict(sorted(_METHODS.items()))
+
+
+def find_method(name: str) -> type[Method]:
+    """Give the method of a name or of `path/to/file.py:Class`, or raise an error that suggests one.
+
+    >>> find_method("bn").capabilities.title
+    'BN'
+    """
+    file, colon, attribute = name.rpartition(":")
+    if colon and file.endswith(".py"):
+        return _from_file(Path(file), attribute)
+    if name.endswith(".py"):
+        raise ValueError(f"say which class of {name} is the method: {name}:Class")
+    return pick(name, methods(), "method")
+
+
+def _from_file(file: Path, attribute: str) -> type[Method]:
+    if not file.is_file():
+        raise FileNotFoundError(f"no file {file} to take the method {attribute} from")
+    name = f"ttac_method_{text_hash([str(file.resolve())])}_{file.stem}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise ValueError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
+    return _method(getattr(sys.modules[name], attribute, None), f"{attribute} in {file}")
+
+
+def _method(found: object, where: str) -> type[Method]:
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ValueError(f"{where} is no method: expected a class that derives from ttac.adaptation.method.Method")
+    return found
 
 
 def adapt(
     classifier: Classifier,
-    method: str = "ttac++",
+    method: str | type[Method] = "ttac++",
     *,
     stats: SourceStatistics | None = None,
+    knowledge: Iterable[Knowledge] = (),
     preset: str | None = None,
     **options: Any,
 ) -> Adapter:
     """Make an adapter of `method` around a copy of `classifier`; `options` override those of the `preset`.
+
+    `method` is a name of `ttac methods`, `path/to/file.py:Class`, or a class. `stats` are statistics of the source, and
+    `knowledge` whatever else is known of it; both are used by methods that ask for them.
 
     >>> import torch
     >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
@@ -58,9 +115,18 @@ def adapt(
         raise TypeError(
             f"expected a ttac.Classifier, not {type(classifier).__name__}: wrap it in ttac.Classifier(model)"
         )
-    found = pick(method, methods(), "method")
-    chosen = dict(pick(preset, found.presets, f"preset of {method}")) if preset is not None else {}
+    if stats is not None and not isinstance(stats, SourceStatistics):
+        raise TypeError(
+            f"stats must be ttac.SourceStatistics, not {type(stats).__name__}: SourceStatistics.collect makes them "
+            "of source data (source-light), SourceStatistics.infer of the weights (source-free)"
+        )
+    found = find_method(method) if isinstance(method, str) else _method(method, repr(method))
+    chosen = dict(pick(preset, found.presets, f"preset of {found.capabilities.name}")) if preset is not None else {}
     known = {field.name: field for field in fields(found.options_type)}
     for name in options:
-        pick(name, known, f"option of {method}")
-    return found(classifier, stats, found.options_type(**{**chosen, **options}))
+        pick(name, known, f"option of {found.capabilities.name}")
+    given = [*([] if stats is None else [stats]), *knowledge]
+    # What protocols may forbid must not shape options unseen: records name what a method uses alone.
+    free = {kind: one for kind, one in by_kind(given).items() if one.level == "free"}
+    informed = found.informed({**chosen, **options}, free)
+    return Adapter(classifier, found, found.options_type(**informed), given)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.losses import diversity, entropy
-from ttac.methods.base import Capabilities, require
+from ttac.adaptation.method import Batch, Capabilities, Method, backbone
+from ttac.adaptation.options import GradientOptions
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
 from ttac.methods.registry import register
-from ttac.methods.windows import GradientAdapter, GradientOptions, Trial
 
 UNKNOWN = -1  # the label of a sample that no epoch has labelled
 
@@ -22,20 +25,12 @@ UNKNOWN = -1  # the label of a sample that no epoch has labelled
 class ShotOptions(GradientOptions):
     """The published defaults; a weight of 0 switches a loss off."""
 
-    lr: float | None = 1e-3  # 1e-2, of which the published backbone takes a tenth
-    weight_decay: float = 1e-3
-    entropy_weight: float = 1.0
-    diversity_weight: float = 1.0
-    label_weight: float = 0.3  # of the cross-entropy with centroid pseudo labels
-    threshold: int = 0  # only classes with more samples than this have a centroid that attracts
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(self.weight_decay >= 0, "weight_decay must not be negative", self.weight_decay)
-        for name in ("entropy_weight", "diversity_weight", "label_weight"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
-        require(self.threshold >= 0, "threshold must not be negative", self.threshold)
+    lr: float | None = setting(1e-3, "rate of every step: 1e-2, of which the published backbone takes a tenth", above=0)
+    weight_decay: float = setting(1e-3, "of SGD", least=0)
+    entropy_weight: float = setting(1.0, "of the posteriors' mean entropy", least=0)
+    diversity_weight: float = setting(1.0, "of the entropy of the mean posterior", least=0)
+    label_weight: float = setting(0.3, "of the cross-entropy with centroid pseudo labels", least=0)
+    threshold: int = setting(0, "only classes with more samples than this have a centroid that attracts", least=0)
 
 
 def centroid_labels(features: Tensor, posterior: Tensor, *, threshold: int = 0) -> Tensor:
@@ -62,7 +57,7 @@ def centroid_labels(features: Tensor, posterior: Tensor, *, threshold: int = 0) 
 
 
 @register
-class Shot(GradientAdapter):
+class Shot(Method):
     """Make posteriors sharp and classes evenly used, and hold samples to the centroids of their own clusters.
 
     One pass: every update labels the samples that its queue holds, by the model as it is. Several passes: every epoch
@@ -71,56 +66,67 @@ class Shot(GradientAdapter):
     """
 
     capabilities = Capabilities(
-        name="shot",
-        title="SHOT",
-        protocols=("N-O-SF", "N-M-SF"),
-        needs=(),
+        "shot",
+        "SHOT",
+        ("N-O-SF", "N-M-SF"),
         changes="backbone, batch-norm statistics",
         citation="Liang et al., Do We Really Need to Access the Source Data?, ICML 2020",
     )
     options_type = ShotOptions
-    options: ShotOptions
-    presets: ClassVar[dict[str, dict[str, Any]]] = {
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "office": {"window": 64},
         "office-partial": {"window": 64, "diversity_weight": 0.0, "threshold": 10},
         "visda": {"window": 64, "lr": 1e-4},
         "digits": {"window": 64, "lr": 1e-2, "label_weight": 0.1},
     }
+    growing = ("coming",)
+    coming: Tensor
+    course: dict[str, int] | None
 
-    def _make_optimizer(self, values: list[Tensor]) -> torch.optim.Optimizer:
-        momentum, decay = self.options.momentum, self.options.weight_decay
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        self.targets = torch.empty(0, dtype=torch.int64)  # of the running update: labels of the queue's slots
+        self.declare(
+            # Of samples that no update has taken yet: those that wait, then the epoch's rest.
+            coming=lambda: torch.empty(0, dtype=torch.int64, device=self.classifier.device),
+            course=lambda: None,  # the epoch, and how many samples and epochs there are
+        )
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return backbone(self.classifier)
+
+    def optimizer(self, values: list[Tensor]) -> torch.optim.Optimizer:
+        options = self.adapter.options
+        momentum, decay = options.momentum, options.weight_decay
         return torch.optim.SGD(values, momentum=momentum, weight_decay=decay, nesterov=momentum > 0)
 
-    def _begin(self) -> None:
-        super()._begin()
-        device = self.classifier.mean.device
-        self.labels = torch.full((self.queue.capacity,), UNKNOWN, device=device)  # of the queue's slots
-        self.targets = self.labels  # with those that the running update found for itself
-        self.coming = self.labels[:0]  # of samples that no update has taken yet: those that wait, then the epoch's rest
-        self.course: dict[str, int] | None = None  # the epoch, and how many samples and epochs there are
+    def columns(self) -> dict[str, Tensor]:
+        return {"label": torch.tensor(UNKNOWN)}
 
-    def _begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
-        waiting = _padded(self.coming, self.queue.fresh)
+    def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+        """Label the whole target set."""
+        waiting = _padded(self.coming, self.adapter.memory_in_use.fresh)
         found = self._find_labels(target)
         self.coming = torch.cat([waiting, found])
         self.course = {"epoch": epoch, "epochs": epochs, "samples": len(found)}
 
-    def _update(self) -> Tensor | None:
-        window = self.options.window
+    def before_update(self) -> None:
+        """Label the samples of the memory that no epoch has labelled."""
+        memory, window = self.adapter.memory_in_use, self.adapter.options.window
         given, self.coming = self.coming[:window], self.coming[window:]
         if not len(given):
             self.course = None
-        self.labels[self.queue.newest(window)] = _padded(given, window)
-        self.targets = self.labels[: len(self.queue)]
+        memory.remember(memory.newest(window), {"label": _padded(given, window)})
+        self.targets = memory.columns["label"][: len(memory)]
         unknown = self.targets == UNKNOWN
-        if self.options.label_weight and bool(unknown.any()):
-            parts = torch.arange(len(self.queue)).split(window)
-            found = self._find_labels(self.queue.take(slots) for slots in parts)
+        if self.adapter.options.label_weight and bool(unknown.any()):
+            parts = torch.arange(len(memory)).split(window)
+            found = self._find_labels(memory.take(slots) for slots in parts)
             self.targets = torch.where(unknown, found, self.targets)
-        return super()._update()
 
-    def _rate(self) -> float:
-        rate = super()._rate()
+    def rate(self) -> float:
+        """Let the rate fall over the epochs of a multi-pass protocol, as published."""
+        rate = super().rate()
         if self.course is None:
             return rate
         share = 1 - len(self.coming) / self.course["samples"]
@@ -130,33 +136,25 @@ class Shot(GradientAdapter):
     @torch.no_grad()
     def _find_labels(self, batches: Iterable[Tensor]) -> Tensor:
         """Label the images of `batches` by the centroids of all of them, the model in eval mode."""
-        pieces = (piece for images in batches for piece in images.split(self.options.window))
+        options = self.adapter.options
+        pieces = (piece for images in batches for piece in images.split(options.window))
         outputs = [self.classifier.features_and_logits(piece) for piece in pieces]
         if not outputs:
-            return self.labels[:0]
+            return self.coming[:0]
         features, logits = (torch.cat(parts).float() for parts in zip(*outputs, strict=True))
-        return centroid_labels(features, logits.softmax(1), threshold=self.options.threshold)
+        return centroid_labels(features, logits.softmax(1), threshold=options.threshold)
 
-    def _try(self, slots: Tensor, number: int) -> Trial:
-        options = self.options
-        with self.tracker.following(len(slots)):
-            logits = self.classifier(self.queue.take(slots))
-        losses = {}
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        options = self.adapter.options
+        logits = batch.forward().logits
+        losses: dict[str, Loss] = {}
         if options.entropy_weight:
             losses["entropy"] = options.entropy_weight * entropy(logits)
         if options.diversity_weight:
             losses["diversity"] = -options.diversity_weight * diversity(logits)
         if options.label_weight:
-            losses["pseudo_label"] = options.label_weight * F.cross_entropy(logits, self.targets[slots])
-        return Trial(losses, logits)
-
-    def _state(self) -> dict[str, Any]:
-        return {**super()._state(), "labels": self.labels, "coming": self.coming, "course": self.course}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.labels.copy_(state["labels"])
-        self.coming, self.course = state["coming"], state["course"]
+            losses["pseudo_label"] = options.label_weight * F.cross_entropy(logits, self.targets[batch.slots])
+        return losses
 
 
 def _padded(labels: Tensor, count: int) -> Tensor:

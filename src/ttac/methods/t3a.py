@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.methods.base import Capabilities, Moment, require
+from ttac.adaptation.answers import Answers
+from ttac.adaptation.method import Batch, Capabilities, Method
+from ttac.adaptation.options import Moment, WindowOptions
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
 from ttac.methods.registry import register
-from ttac.methods.windows import WindowAdapter, WindowOptions
 from ttac.model.classifier import Classifier
 
 
@@ -19,14 +23,10 @@ from ttac.model.classifier import Classifier
 class T3AOptions(WindowOptions):
     """The published defaults; a sample is a support once, so `queue` and `passes` serve the statistics of `follow`."""
 
-    predict: Moment = "during"  # as published: by the prototypes that the window is already in
-    keep: int | None = 100  # surest supports of a class, M; None: all of them, and memory grows with the stream
-    follow: bool = False  # whether batch-norm statistics follow the stream first; the publication leaves them
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(self.keep is None or self.keep >= 1, "keep must be at least 1, or None for all supports", self.keep)
+    # As published: by the prototypes that the window is already in.
+    predict: Moment = setting("during", "when a sample is predicted: before, during or after its update")
+    keep: int | None = setting(100, "surest supports of a class, M; None: all, without a bound", least=1)
+    follow: bool = setting(False, "whether batch-norm statistics follow the stream first; the publication leaves them")
 
 
 def surest(entropies: Tensor, labels: Tensor, keep: int) -> Tensor:
@@ -42,86 +42,76 @@ def surest(entropies: Tensor, labels: Tensor, keep: int) -> Tensor:
     return order[ranks < keep].sort().values
 
 
-@register
-class T3A(WindowAdapter):
-    """Replace the head by prototypes, which are the head's own rows and the features that it is surest of.
+@dataclass(frozen=True, eq=False)
+class Supports:
+    """What prototypes are made of."""
 
-    Supports enter a window at a time, as the features of one image differ in the last bits with the batch they are
-    computed in. Where windows arrive whole this is the published order: add the batch, then predict it.
-    """
+    features: Tensor  # [M, D], of length 1
+    entropies: Tensor  # [M]
+    labels: Tensor  # [M]
 
-    capabilities = Capabilities(
-        name="t3a",
-        title="T3A",
-        protocols=("N-O-SF",),
-        needs=(),
-        changes="head prototypes; with follow, batch-norm statistics",
-        citation="Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, "
-        "NeurIPS 2021",
-    )
-    options_type = T3AOptions
-    options: T3AOptions
+
+class PrototypeAnswers(Answers):
+    """Predictions by the prototypes of a head, which are its own rows and the features that it is surest of."""
+
+    growing = ("supports",)
+    supports: Supports
+    dropped: int
+    refused: int
+
+    def __init__(self, classifier: Classifier, keep: int | None) -> None:
+        super().__init__(classifier)
+        self.keep = keep
+        self.declare(dropped=lambda: 0, refused=lambda: 0, supports=self._rows)
+
+    @torch.no_grad()
+    def _rows(self) -> Supports:
+        """Make the head's own rows the first supports.
+
+        As published, a row counts for the class that the head gives it, which with a bias or rows of unlike length may
+        be another one than its own.
+        """
+        rows = self.classifier.head.weight.detach()
+        nothing = rows.new_empty(0, dtype=torch.promote_types(rows.dtype, torch.float32))
+        blank = Supports(nothing.reshape(0, rows.shape[1]), nothing, nothing.long())
+        return self._joined(blank, rows, self.classifier.logits(rows))
+
+    def _joined(self, supports: Supports, features: Tensor, logits: Tensor) -> Supports:
+        """Add `features [n, D]`, with the labels and entropies of the head's `logits [n, K]`, and keep the surest."""
+        finite = features.isfinite().all(1) & logits.isfinite().all(1)
+        features, logits = features[finite].to(supports.features), logits[finite].to(supports.features)
+        log_posterior = logits.log_softmax(1)
+        everything = Supports(
+            torch.cat([supports.features, F.normalize(features, dim=1)]),
+            torch.cat([supports.entropies, -(log_posterior.exp() * log_posterior).sum(1)]),
+            torch.cat([supports.labels, logits.argmax(1)]),
+        )
+        self.refused += int((~finite).sum())
+        if self.keep is None:
+            return everything
+        kept = surest(everything.entropies, everything.labels, self.keep)
+        self.dropped += len(everything.labels) - len(kept)
+        return Supports(*(tensor[kept] for tensor in vars(everything).values()))
+
+    @torch.no_grad()
+    def add(self, features: Tensor, logits: Tensor) -> None:
+        """Make supports of `features [n, D]` that the head gives `logits [n, K]`."""
+        self.supports = self._joined(self.supports, features, logits)
 
     @property
-    def exempt(self) -> dict[str, str]:
-        """Memory has no bound where all supports are kept."""
-        return {"memory_plateaus": "keep=None keeps every support"} if self.options.keep is None else {}
+    def prototypes(self) -> Tensor:
+        """The mean directions of the supports of each class: `[K, D]`."""
+        supports = self.supports
+        sums = supports.features.new_zeros(self.classifier.num_classes, self.classifier.feature_dim)
+        return F.normalize(sums.index_add_(0, supports.labels, supports.features), dim=1)
 
-    def _begin(self) -> None:
-        super()._begin()
-        head = self.classifier.head
-        rows = head.weight.detach()
-        self.dropped = self.refused = 0
-        wide = torch.promote_types(rows.dtype, torch.float32)
-        self.supports = rows.new_empty(0, head.in_features, dtype=wide)  # [M, D]
-        self.entropies = self.supports.new_empty(0)  # [M]
-        self.labels = torch.empty(0, dtype=torch.int64, device=rows.device)  # [M]
-        # As published, a row counts for the class that the head gives it, which with a bias or rows of unlike length
-        # may be another one than its own.
-        with torch.no_grad():
-            self._add(rows, self.classifier.logits(rows))
+    def score(self, features: Tensor) -> Tensor:
+        """Compare features `[n, D]` with the prototypes: `[n, K]`."""
+        prototypes = self.prototypes
+        return features.to(prototypes) @ prototypes.T
 
-    def _step(self, slots: Tensor, number: int) -> Tensor:
-        with torch.no_grad(), self.tracker.following(len(slots)):
-            logits: Tensor = self.classifier(self.queue.take(slots))
-        return logits
-
-    @torch.no_grad()
-    def _update(self) -> Tensor | None:
-        if self.options.follow:
-            super()._update()
-        window = self.queue.take(self.queue.newest(self.options.window))
-        features, logits = self.classifier.features_and_logits(window)
-        self._add(features, logits)
-        scores = self._score(features)
-        return scores if bool(scores.isfinite().all()) else None
-
-    def _add(self, features: Tensor, logits: Tensor) -> None:
-        """Make supports of `features [n, D]`, with the labels and entropies of the head's `logits [n, K]`."""
-        finite = features.isfinite().all(1) & logits.isfinite().all(1)
-        features, logits = features[finite].to(self.supports), logits[finite].to(self.supports)
-        log_posterior = logits.log_softmax(1)
-        self.supports = torch.cat([self.supports, F.normalize(features, dim=1)])
-        self.entropies = torch.cat([self.entropies, -(log_posterior.exp() * log_posterior).sum(1)])
-        self.labels = torch.cat([self.labels, logits.argmax(1)])
-        self.refused += int((~finite).sum())
-        if self.options.keep is not None:
-            kept = surest(self.entropies, self.labels, self.options.keep)
-            self.dropped += len(self.labels) - len(kept)
-            self.supports, self.entropies, self.labels = self.supports[kept], self.entropies[kept], self.labels[kept]
-        self._make_prototypes()
-
-    def _make_prototypes(self) -> None:
-        sums = self.supports.new_zeros(self.classifier.num_classes, self.classifier.feature_dim)
-        self.prototypes = F.normalize(sums.index_add_(0, self.labels, self.supports), dim=1)  # [K, D]
-
-    def _score(self, features: Tensor) -> Tensor:
-        return features.to(self.prototypes) @ self.prototypes.T
-
-    @torch.no_grad()
     def predict(self, images: Tensor) -> Tensor:
-        """Predict with the prototypes as they are and change nothing: `[N, C, H, W] -> [N, K]`."""
-        return self._score(self.classifier.features(self.classifier.check(images)))
+        return self.score(self.classifier.features(images))
 
     def adapted(self) -> Classifier:
         """Give a copy of the classifier whose head is the prototypes, without a bias."""
@@ -132,17 +122,62 @@ class T3A(WindowAdapter):
                 copy.head.bias.zero_()
         return copy
 
+
+@register
+class T3A(Method):
+    """Replace the head by prototypes.
+
+    Supports enter a window at a time, as the features of one image differ in the last bits with the batch they are
+    computed in. Where windows arrive whole this is the published order: add the batch, then predict it.
+    """
+
+    capabilities = Capabilities(
+        "t3a",
+        "T3A",
+        ("N-O-SF",),
+        changes="head prototypes; with follow, batch-norm statistics",
+        citation="Iwasawa and Matsuo, Test-Time Classifier Adjustment Module for Model-Agnostic Domain Generalization, "
+        "NeurIPS 2021",
+    )
+    options_type = T3AOptions
+    checked_with: ClassVar[Mapping[str, Any]] = {"keep": 2}
+
+    @property
+    def exempt(self) -> dict[str, str]:
+        """Memory has no bound where all supports are kept."""
+        return {"memory_plateaus": "keep=None keeps every support"} if self.adapter.options.keep is None else {}
+
+    def answers(self) -> PrototypeAnswers:
+        return PrototypeAnswers(self.classifier, self.adapter.options.keep)
+
+    @property
+    def prototypes(self) -> PrototypeAnswers:
+        """What predicts."""
+        answers = self.adapter.answers
+        assert isinstance(answers, PrototypeAnswers)
+        return answers
+
+    def passes(self) -> int:
+        """Walk the memory only where the batch-norm statistics are to follow it."""
+        return super().passes() if self.adapter.options.follow else 0
+
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        with torch.no_grad():
+            batch.forward()
+        return {}
+
+    @torch.no_grad()
+    def after_update(self, newest: Tensor, logits: Tensor) -> Tensor:
+        """Make supports of the window, and predict it by them."""
+        features, logits = self.classifier.features_and_logits(self.adapter.memory_in_use.take(newest))
+        self.prototypes.add(features, logits)
+        return self.prototypes.score(features)
+
     def counters(self) -> dict[str, int]:
-        """Count what has happened since the last reset; the head's rows are supports too."""
-        counts = {"supports": len(self.labels), "dropped_supports": self.dropped, "refused_supports": self.refused}
-        return {**super().counters(), **counts}
-
-    def _state(self) -> dict[str, Any]:
-        tensors = {"supports": self.supports, "entropies": self.entropies, "labels": self.labels}
-        return {**super()._state(), **tensors, "dropped": self.dropped, "refused": self.refused}
-
-    def _load(self, state: dict[str, Any]) -> None:
-        super()._load(state)
-        self.supports, self.entropies, self.labels = state["supports"], state["entropies"], state["labels"]
-        self.dropped, self.refused = state["dropped"], state["refused"]
-        self._make_prototypes()
+        """Count supports, the head's rows among them."""
+        found = self.prototypes
+        return {
+            "supports": len(found.supports.labels),
+            "dropped_supports": found.dropped,
+            "refused_supports": found.refused,
+        }

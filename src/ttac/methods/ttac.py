@@ -2,174 +2,192 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ttac.adaptation.alignment import Alignment
-from ttac.adaptation.filters import Filtered, FilterKind, filter_pseudo_labels
+from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.alignment import Alignment, Distance
+from ttac.adaptation.filters import Filtered, FilterKind, Remembered, filter_pseudo_labels
 from ttac.adaptation.losses import filtered_labels
-from ttac.data.sets.spec import PaperNumbers
-from ttac.data.sets.specs import paper_numbers
-from ttac.evaluation.protocols import PROTOCOLS
-from ttac.gaussian import Blend, Direction
-from ttac.methods.aligned import AlignedAdapter, AlignedOptions
-from ttac.methods.base import Capabilities, require
+from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, Method, View, backbone
+from ttac.adaptation.options import BranchOptions
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
+from ttac.gaussian import Direction
 from ttac.methods.registry import register
-from ttac.methods.views import View
-from ttac.methods.windows import Trial
-from ttac.source.statistics import SourceStatistics
+from ttac.model.branches import ContrastiveBranch
 
 
 @dataclass(frozen=True)
-class TTACOptions(AlignedOptions):
+class TTACOptions(BranchOptions):
     """Numbers of the paper where it has them; the loss weights are free of the network's width, see `Alignment`.
 
     A weight of 0 switches a loss off, as the ablations do.
     """
 
-    queue: int = 4096
-    passes: int = 4
-    warmup: bool = False  # one more pass first, forward only, for the batch-norm statistics, which follow without it
-    class_start: float = 0.5  # share of the passes before the class loss begins; a single pass has it
-    filter: FilterKind = "temporal+posterior"  # of the pseudo labels that move class Gaussians
-    xi: float = 0.9
-    tau_tc: float = -0.001
-    tau_pp: float = 0.9
-    cooldown: int = 5  # passes that a temporally inconsistent sample stays out
-    clip_global: int = 1280  # N_clip
-    clip_class: int = 128  # N_clip_k
-    class_weight: float = 5.0
-    global_weight: float = 5.0  # lambda_1
-    global_distance: Literal["kl", "l2"] = "kl"
-    hold_weight: float = 0.25  # of the squared distance to the source's weights, where anchors are inferred
-    filtered_weight: float = 0.0  # of cross-entropy with the filtered labels: the ablation's "filter alone"
-    inferred_trust: float = 0.2  # share of both weights that inferred anchors get: they are biased, see docs/method.md
-    raw_divergence: bool = False  # not divided by the anchors' effective dimension, as the authors' weights expect
-    direction: Direction = "symmetric"
-    ridge: float = 1 / 30  # added to every covariance's diagonal, as a share of the source's largest variance
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(0 <= self.class_start <= 1, "class_start must be in [0, 1]", self.class_start)
-        require(self.cooldown >= 0, "cooldown must not be negative", self.cooldown)
-        for name in ("class_weight", "global_weight", "hold_weight", "filtered_weight", "inferred_trust"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
-        for name, kinds in (("filter", get_args(FilterKind)), ("global_distance", ("kl", "l2"))):
-            require(getattr(self, name) in kinds, f"{name} must be one of {', '.join(kinds)}", getattr(self, name))
-        require(0 < self.xi <= 1, "xi must be in (0, 1]", self.xi)
-        clips = (self.clip_global, self.clip_class)
-        require(min(clips) >= 1, "counts must be clipped at 1 or more", clips)
-        require(
-            self.direction in ("symmetric", "one-sided"), "direction must be symmetric or one-sided", self.direction
-        )
-        require(self.ridge > 0, "ridge must be positive", self.ridge)
+    queue: int = setting(4096, "N_C, samples that an update walks over; 0: the window alone", least=0)
+    passes: int = setting(4, "N_itr over the queue an update", least=1)
+    warmup: bool = setting(False, "one more pass first, forward only, for the batch-norm statistics")
+    class_start: float = setting(0.5, "share of several passes before the class loss begins", least=0, most=1)
+    filter: FilterKind = setting("temporal+posterior", "of the pseudo labels that move class Gaussians")
+    xi: float = setting(0.9, "share of the newest posterior in a sample's moving average", above=0, most=1)
+    tau_tc: float = setting(-0.001, "change of a posterior from which it is temporally consistent")
+    tau_pp: float = setting(0.9, "averaged posterior from which a pseudo label counts")
+    cooldown: int = setting(5, "passes that a temporally inconsistent sample stays out", least=0)
+    clip_global: int = setting(1280, "N_clip, samples that the past of the global Gaussian counts as", least=1)
+    clip_class: int = setting(128, "N_clip_k, samples that the past of a class Gaussian counts as", least=1)
+    class_weight: float = setting(5.0, "of the divergence of class Gaussians", least=0)
+    global_weight: float = setting(5.0, "lambda_1, of the divergence of the global Gaussian", least=0)
+    global_distance: Distance = setting("kl", "between global Gaussians")
+    hold_weight: float = setting(0.25, "of the distance to the source's weights, for inferred anchors", least=0)
+    filtered_weight: float = setting(0.0, "of cross-entropy with filtered labels, an ablation", least=0)
+    inferred_trust: float = setting(0.2, "share of both weights that inferred anchors get", least=0)
+    raw_divergence: bool = setting(False, "not divided by the effective dimension, as the authors do")
+    direction: Direction = setting("symmetric", "of the divergence")
+    ridge: float = setting(1 / 30, "on every covariance, as a share of the source's largest variance", above=0)
 
 
-def _options(numbers: PaperNumbers) -> dict[str, Any]:
-    """Say as options what the paper's numbers were made with: one weight, of divergences as they are, always."""
-    column = dataclasses.asdict(numbers)
-    weight = column.pop("divergence_weight")
-    own = {"warmup": True, "raw_divergence": True, "inferred_trust": 1.0, "hold_weight": 0.0}
-    return {**own, "class_weight": weight, "global_weight": weight, **column}
+def _paper(
+    window: int, lr: float, tau_tc: float, clip_global: int, clip_class: int, weight: float = 0.05, passes: int = 4
+) -> dict[str, Any]:
+    """Say as options what a column of the paper's table was made with: one weight, of divergences as they are."""
+    return {
+        "warmup": True, "raw_divergence": True, "inferred_trust": 1.0, "hold_weight": 0.0,
+        "class_weight": weight, "global_weight": weight, "window": window, "lr": lr, "tau_tc": tau_tc,
+        "clip_global": clip_global, "clip_class": clip_class, "queue": 4096, "passes": passes,
+    }  # fmt: skip
 
 
-PAPER: dict[str, dict[str, Any]] = {name: _options(numbers) for name, numbers in paper_numbers().items()}
+PAPER: dict[str, dict[str, Any]] = {
+    "paper": _paper(256, 0.01, -0.001, 1280, 128),
+    "paper-cifar100": _paper(256, 1e-4, -0.001, 1280, 64, weight=0.5),
+    "paper-imagenet": _paper(128, 7e-5, -0.01, 1280, 64, passes=2),
+    "paper-visda": _paper(128, 1e-4, -0.01, 1536, 128),
+}
 # A sixteenth of the paper's steps once the queue is full; docs/speed.md has the errors of both.
 FAST: dict[str, dict[str, Any]] = {"fast": {"queue": 4096, "passes": 1, "walk": 1024}}
 
 
 @register
-class TTAC(AlignedAdapter):
+class TTAC(Method):
     """Draw the target's clusters, found by filtered pseudo labels, to the anchors of the source."""
 
     capabilities = Capabilities(
-        name="ttac",
-        title="TTAC",
-        protocols=tuple(PROTOCOLS),
+        "ttac",
+        "TTAC",
+        EVERY_PROTOCOL,
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training, NeurIPS 2022",
         may_use=("contrastive branch",),
     )
     options_type = TTACOptions
-    options: TTACOptions
-    presets: ClassVar = FAST | PAPER
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = FAST | PAPER
+    checked_with: ClassVar[Mapping[str, Any]] = {"tau_pp": 0.0}
+    alignments: dict[str, Alignment]
 
-    def _make_alignments(self, stats: SourceStatistics) -> dict[str, Alignment]:
-        options = self.options
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        assert adapter.stats is not None
+        self.inferred = adapter.stats.source_free
+        self.declare(alignments=self._make_alignments)
+
+    @classmethod
+    def uses(cls, options: TTACOptions) -> tuple[str, ...]:
+        return uses_branch(cls.capabilities, options)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return backbone(self.classifier)
+
+    def columns(self) -> dict[str, Tensor]:
+        return {name: rows[0] for name, rows in vars(Remembered.blank(1, self.classifier.num_classes)).items()}
+
+    def _make_alignments(self) -> dict[str, Alignment]:
+        options, stats = self.adapter.options, self.adapter.stats
+        assert stats is not None
         align = partial(
             Alignment,
             ridge=options.ridge * float(stats.overall.covariance.diagonal().max()),
             means_only=stats.source_free,
             direction=options.direction,
             raw=options.raw_divergence,
+            reduction=self.adapter.reduction,
         )
         return {
             "anchor": align(stats.classes, clip=options.clip_class),
             "global": align(stats.overall, clip=options.clip_global, distance=options.global_distance),
         }
 
-    def _update(self) -> Tensor | None:
-        if self.options.warmup:
-            for slots in self.queue.minibatches(self.options.window, self.generator, self.options.walk):
-                with torch.no_grad(), self.tracker.following(len(slots)):
-                    self.classifier(self.queue.take(slots))
-        return super()._update()
+    def before_update(self) -> None:
+        """Walk the queue once without learning, where the option asks for it, as the authors' code does."""
+        options, adapter = self.adapter.options, self.adapter
+        if options.warmup:
+            for slots in adapter.memory_in_use.minibatches(options.window, adapter.generator, options.walk):
+                before, kept = adapter.norms.snapshot(), False
+                try:
+                    with torch.no_grad():
+                        Batch(adapter, slots, 0).forward()
+                    finite = adapter.norms.finite()
+                    kept = finite is None or adapter.reduction.decide(finite)
+                finally:
+                    if not kept:
+                        adapter.norms.restore(before)
 
-    def _try(self, slots: Tensor, number: int) -> Trial:
-        options = self.options
-        images = self.queue.take(slots)
-        weak = self._weak(images)
-        filtered = filter_pseudo_labels(
-            weak.posterior, self.queue.memory.rows(slots), kind=options.filter,
-            xi=options.xi, tau_tc=options.tau_tc, tau_pp=options.tau_pp, cooldown=options.cooldown,
-        )  # fmt: skip
-        losses: dict[str, Tensor] = {}
-        blends: dict[str, Blend] = {}
-        late = number >= options.class_start * options.passes or options.passes == 1
-        inferred = self.stats is not None and self.stats.source_free
-        trust = options.inferred_trust if inferred else 1.0
-        for name, weight, assignment in (
-            ("anchor", trust * options.class_weight if late else 0, self._assignment(weak, filtered)),
-            ("global", trust * options.global_weight, None),
-        ):
-            pull, blends[name] = self._align(name, weight, weak.features, assignment)
-            losses |= pull
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        options = self.adapter.options
+        weak = batch.weak()
+        filtered = self._filter(batch, weak)
+        late = batch.number >= options.class_start * options.passes or options.passes == 1
+        trust = options.inferred_trust if self.inferred else 1.0
+        anchor, overall = self.alignments["anchor"], self.alignments["global"]
+        soft = options.filter == "soft"
+        assignment = anchor.share(weak.features) if soft else filtered.assignment
+        losses = {
+            **anchor.losses("anchor", trust * options.class_weight if late else 0.0, weak.features, batch, assignment),
+            **overall.losses("global", trust * options.global_weight, weak.features, batch),
+        }
         if options.filtered_weight:
             losses["filtered"] = options.filtered_weight * filtered_labels(weak.logits, filtered.assignment)
-        if inferred and options.hold_weight:
+        if self.inferred and options.hold_weight:
             losses["hold"] = options.hold_weight * self._distance_to_source()
-        losses |= self._further_losses(images, weak)
+        return {**losses, **self.further_losses(batch, weak)}
 
-        def keep() -> None:
-            self._commit(blends)
-            self.queue.remember(slots, filtered.memory)
-
-        return Trial(losses, weak.logits, keep, self._later_losses(images, weak))
+    def _filter(self, batch: Batch, weak: View) -> Filtered:
+        options, memory = self.adapter.options, self.adapter.memory_in_use
+        filtered = filter_pseudo_labels(
+            weak.posterior, Remembered(**memory.recall(batch.slots)), kind=options.filter,
+            xi=options.xi, tau_tc=options.tau_tc, tau_pp=options.tau_pp, cooldown=options.cooldown,
+        )  # fmt: skip
+        batch.when_taken(lambda: memory.remember(batch.slots, vars(filtered.memory)))
+        return filtered
 
     def _distance_to_source(self) -> Tensor:
         """Compute half the squared distance of the weights to the source's, the anchor that is left without data."""
-        steps = [(value - self._source[name]).float() for name, value in self._learning.items()]
+        steps = [(value - self.adapter.source[name]).float() for name, value in self.adapter.parameters.items()]
         return 0.5 * torch.stack([step.square().sum() for step in steps]).sum()
 
-    def _assignment(self, weak: View, filtered: Filtered) -> Tensor:
-        return self.alignments["anchor"].share(weak.features) if self.options.filter == "soft" else filtered.assignment
-
-    def _begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
+    def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         """Remember posteriors over the passes, or temporal consistency would have nothing to compare with."""
-        self.queue.begin_epoch()
+        self.adapter.memory_in_use.begin_epoch()
 
-    def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
-        """Add weighted losses of a method that builds on this one."""
-        return self._contrast(weak, self._strong(images)) if self.options.contrastive_weight else {}
+    def further_losses(self, batch: Batch, weak: View) -> dict[str, Loss]:
+        """Add the losses of a method that builds on this one."""
+        return contrast(self, weak, batch.strong()) if self.adapter.options.contrastive_weight else {}
 
-    def _later_losses(self, images: Tensor, weak: View) -> Callable[[], dict[str, Tensor]] | None:
-        """Add weighted losses that share no graph with the weak views, computed when those have been differentiated."""
-        return None
+
+def uses_branch(capabilities: Capabilities, options: BranchOptions) -> tuple[str, ...]:
+    """Name what a method uses that learns with the contrastive branch where that has a weight."""
+    return (*capabilities.needs, *(capabilities.may_use if options.contrastive_weight else ()))
+
+
+def contrast(method: Method, weak: View, strong: View) -> dict[str, Loss]:
+    """Give the weighted loss of the contrastive branch on two views."""
+    branch = method.classifier.branch
+    assert isinstance(branch, ContrastiveBranch)
+    loss = branch.loss(branch(weak.features), branch(strong.features))
+    return {"contrastive": method.adapter.options.contrastive_weight * loss}

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ttac.adaptation.losses import self_training
-from ttac.evaluation.protocols import PROTOCOLS
-from ttac.methods.base import Capabilities, require
+from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, View
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
 from ttac.methods.registry import register
-from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
-from ttac.methods.views import View
+from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions, contrast
 
 
 @dataclass(frozen=True)
 class TTACPlusPlusOptions(TTACOptions):
     """TTAC's options, and those of self-training."""
 
-    tau_st: float = 0.95
-    self_train_weight: float = 0.5  # lambda_2
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(0 <= self.tau_st <= 1, "tau_st must be in [0, 1]", self.tau_st)
-        require(self.self_train_weight >= 0, "self_train_weight must not be negative", self.self_train_weight)
+    tau_st: float = setting(0.95, "confidence from which a pseudo label teaches", least=0, most=1)
+    self_train_weight: float = setting(0.5, "lambda_2", least=0)
 
 
 @register
@@ -35,9 +29,9 @@ class TTACPlusPlus(TTAC):
     """Teach the strong view of a sample what its weak view is sure of, while the anchors hold the clusters in place."""
 
     capabilities = Capabilities(
-        name="ttac++",
-        title="TTAC++",
-        protocols=tuple(PROTOCOLS),
+        "ttac++",
+        "TTAC++",
+        EVERY_PROTOCOL,
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Su et al., Revisiting Realistic Test-Time Training: Sequential Inference and Adaptation "
@@ -46,23 +40,22 @@ class TTACPlusPlus(TTAC):
     )
     options_type = TTACPlusPlusOptions
     # The authors' code weighs self-training 20 times as much as the divergences.
-    presets: ClassVar = FAST | {
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = FAST | {
         name: {**preset, "self_train_weight": 20 * preset["class_weight"]} for name, preset in PAPER.items()
     }
-    options: TTACPlusPlusOptions
+    checked_with: ClassVar[Mapping[str, Any]] = {"tau_pp": 0.0, "tau_st": 0.0}
 
-    def _further_losses(self, images: Tensor, weak: View) -> dict[str, Tensor]:
-        if not (self.options.self_train_weight and self.options.contrastive_weight):
-            return super()._further_losses(images, weak)
-        strong = self._strong(images)  # one pass for both losses, of which the contrastive one needs the weak views too
-        return {**self._self_train(strong, weak.posterior), **self._contrast(weak, strong)}
-
-    def _later_losses(self, images: Tensor, weak: View) -> Callable[[], dict[str, Tensor]] | None:
-        if not self.options.self_train_weight or self.options.contrastive_weight:
-            return None
+    def further_losses(self, batch: Batch, weak: View) -> dict[str, Loss]:
+        options = self.adapter.options
         posterior = weak.posterior
-        return lambda: self._self_train(self._strong(images), posterior)
+        if not options.self_train_weight:
+            return super().further_losses(batch, weak)
+        if options.contrastive_weight:  # one pass for both losses, of which one needs the weak views' graph too
+            strong = batch.strong()
+            return {"self_train": self._self_train(strong, posterior), **contrast(self, weak, strong)}
+        return {"self_train": lambda: self._self_train(batch.strong(), posterior)}
 
-    def _self_train(self, strong: View, posterior: Tensor) -> dict[str, Tensor]:
-        loss = self_training(strong.logits, posterior, self.options.tau_st)
-        return {"self_train": self.options.self_train_weight * loss}
+    def _self_train(self, strong: View, posterior: Tensor) -> Tensor:
+        options = self.adapter.options
+        loss: Tensor = options.self_train_weight * self_training(strong.logits, posterior, options.tau_st)
+        return loss

@@ -5,60 +5,66 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.alignment import Alignment
-from ttac.methods.aligned import AlignedAdapter, AlignedOptions
-from ttac.methods.base import Capabilities, require
+from ttac.adaptation.method import Batch, Capabilities, Method, backbone
+from ttac.adaptation.options import BranchOptions
+from ttac.adaptation.step import Loss
+from ttac.common.options import setting
 from ttac.methods.registry import register
-from ttac.methods.windows import Trial
-from ttac.model.branches import ContrastiveBranch
-from ttac.source.statistics import SourceStatistics
+from ttac.methods.ttac import contrast, uses_branch
 
 
 @dataclass(frozen=True)
-class TTTPlusPlusOptions(AlignedOptions):
+class TTTPlusPlusOptions(BranchOptions):
     """Published numbers where they keep their meaning: the queue of 1536 features and the contrastive weight of 1.
 
     Distances are divided by the source's own moments, the published ones by what they are between the source and a
     batch of it. For covariances of ten effective dimensions the published 0.05 then is a weight of about 7.
     """
 
-    clip: int = 1536  # features that the target's moments are estimated from
-    feature_weight: float = 5.0
-    projection_weight: float = 5.0  # of the moments in the branch's space, where it is used
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        super().__post_init__()
-        require(self.clip >= 1, "clip must be at least 1", self.clip)
-        for name in ("feature_weight", "projection_weight"):
-            require(getattr(self, name) >= 0, f"{name} must not be negative", getattr(self, name))
+    clip: int = setting(1536, "features that the target's moments are estimated from", least=1)
+    feature_weight: float = setting(5.0, "of the moments of features", least=0)
+    projection_weight: float = setting(5.0, "of the moments in the branch's space, where it is used", least=0)
 
 
 @register
-class TTTPlusPlus(AlignedAdapter):
+class TTTPlusPlus(Method):
     """Match mean and covariance of the target's features, and of its projections, with those of the source."""
 
     capabilities = Capabilities(
-        name="ttt++",
-        title="TTT++",
-        protocols=("N-O-SL", "Y-O-SL", "N-M-SL", "Y-M-SL"),
+        "ttt++",
+        "TTT++",
+        ("N-O-SL", "Y-O-SL", "N-M-SL", "Y-M-SL"),
         needs=("statistics",),
         changes="backbone, batch-norm statistics",
         citation="Liu et al., TTT++: When Does Self-Supervised Test-Time Training Fail or Thrive?, NeurIPS 2021",
         may_use=("contrastive branch",),
     )
     options_type = TTTPlusPlusOptions
-    options: TTTPlusPlusOptions
+    alignments: dict[str, Alignment]
 
-    def _make_alignments(self, stats: SourceStatistics) -> dict[str, Alignment]:
-        options = self.options
+    def __init__(self, adapter: Adapter) -> None:
+        super().__init__(adapter)
+        self.declare(alignments=self._make_alignments)
+
+    @classmethod
+    def uses(cls, options: TTTPlusPlusOptions) -> tuple[str, ...]:
+        return uses_branch(cls.capabilities, options)
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        return backbone(self.classifier)
+
+    def _make_alignments(self) -> dict[str, Alignment]:
+        options, stats = self.adapter.options, self.adapter.stats
+        assert stats is not None
         # The published queue of features starts empty; running moments of the same length that start at the source's
         # need no features of an older network, and no minibatch is too small for them. An L2 distance takes no ridge.
-        align = partial(Alignment, ridge=0.0, clip=options.clip, distance="l2")
+        align = partial(Alignment, ridge=0.0, clip=options.clip, distance="l2", reduction=self.adapter.reduction)
         alignments = {"features": align(stats.overall, means_only=stats.source_free)}
-        if self.branch_used and options.projection_weight:
+        if options.contrastive_weight and options.projection_weight:
             if stats.projected is None:
                 raise ValueError(
                     f"{self.capabilities.title} matches moments in the space of the contrastive branch, and these "
@@ -68,20 +74,17 @@ class TTTPlusPlus(AlignedAdapter):
             alignments["projections"] = align(stats.projected, means_only=False)
         return alignments
 
-    def _try(self, slots: Tensor, number: int) -> Trial:
-        options = self.options
-        images = self.queue.take(slots)
-        weak = self._weak(images)
-        vectors = {"features": weak.features}
+    def losses(self, batch: Batch) -> dict[str, Loss]:
+        options = self.adapter.options
+        weak = batch.weak()
         weights = {"features": options.feature_weight, "projections": options.projection_weight}
-        losses: dict[str, Tensor] = {}
-        branch = self.classifier.branch
-        if isinstance(branch, ContrastiveBranch):
-            vectors["projections"] = branch(weak.features)
+        vectors: dict[str, Tensor] = {"features": weak.features}
+        losses: dict[str, Loss] = {}
+        if options.contrastive_weight:
+            assert self.classifier.branch is not None
+            vectors["projections"] = self.classifier.branch(weak.features)
             # Two strong views in the publication; the weak one stands for one of them here, as in source training.
-            losses |= self._contrast(weak, self._strong(images))
-        blends = {}
-        for name in self.alignments:
-            pull, blends[name] = self._align(name, weights[name], vectors[name])
-            losses |= pull
-        return Trial(losses, weak.logits, lambda: self._commit(blends))
+            losses |= contrast(self, weak, batch.strong())
+        for name, alignment in self.alignments.items():
+            losses |= alignment.losses(name, weights[name], vectors[name], batch)
+        return losses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ttac.common.lookup import suggestion
 from ttac.model.networks import ResNet, ResNet50, VisionTransformer
 
 Build = Callable[[int | None], nn.Module]  # number of classes, None: the architecture's own
@@ -77,7 +77,8 @@ def architectures(
     if not in_timm and not in_torchvision:
         raise ValueError(
             f"unknown architecture {arch!r}: neither {', '.join(OWN)}, nor package.module:callable, "
-            f"{no_timm or 'nor a timm name'}, {no_torchvision or 'nor a torchvision name'}{close_names(arch, timm)}"
+            f"{no_timm or 'nor a timm name'}, {no_torchvision or 'nor a torchvision name'}"
+            f"{'' if timm is None else suggestion(arch, timm.list_models())}"
         )
 
 
@@ -130,9 +131,3 @@ def optional_package(name: str) -> tuple[Any, str]:
         return None, f"{name} is not installed (pip install {name})"
     except RuntimeError as error:  # a torchvision that was built for another torch
         return None, f"{name} is installed but cannot be imported ({error})"
-
-
-def close_names(name: str, timm: Any) -> str:
-    """Suggest up to three of timm's names that look like `name`, as the end of a message; nothing without timm."""
-    close = difflib.get_close_matches(name, timm.list_models(), n=3) if timm is not None else []
-    return f"; did you mean {' or '.join(close)}?" if close else ""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ttac.model.tensors import hash_tensors
 
 BranchKind = Literal["contrastive", "rotation"]
 
@@ -80,11 +81,7 @@ def fingerprint(branch: Branch) -> str:
     >>> fingerprint(RotationBranch(4)) == fingerprint(RotationBranch(4))
     False
     """
-    digest = hashlib.sha256(branch.kind.encode())
-    for name, tensor in sorted(branch.state_dict().items()):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()[:32]
+    return hash_tensors(branch.kind, branch.state_dict())
 
 
 def rotate(images: Tensor, turns: Tensor) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +17,11 @@ from ttac.model.heads import (
     input_channels,
     output_logits,
     pretrained_config,
+    probe_logits,
 )
-from ttac.model.inputs import check_images
-from ttac.model.speed import Precision, Speed, compiled_pass, plain_pass
+from ttac.model.inputs import ImageInput
+from ttac.model.speed import Precision, Speed
+from ttac.model.tensors import hash_tensors
 
 
 class Classifier(nn.Module):
@@ -28,16 +29,16 @@ class Classifier(nn.Module):
 
     `mean` and `std` normalise pixels inside; without them timm's `pretrained_cfg` is asked, and a model that has none
     is taken to want raw [0, 1] pixels. Images have as many channels as `mean` and `std` given here, else as the first
-    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given. `branch` is the
-    auxiliary head that the network was trained with, if any; nothing here uses it but methods that ask for it.
+    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given; a model that
+    has none can still be used by methods that need logits alone. `branch` is the auxiliary head that the network was
+    trained with, if any; nothing here uses it but methods that ask for it.
 
     >>> clf = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), head="3")
+    >>> clf
+    Classifier(Sequential, head '3': 8 features, 3 classes)
     >>> clf.features(torch.rand(5, 3, 2, 2)).shape, clf(torch.rand(5, 3, 2, 2)).shape
     (torch.Size([5, 8]), torch.Size([5, 3]))
     """
-
-    mean: Tensor
-    std: Tensor
 
     def __init__(
         self,
@@ -54,65 +55,92 @@ class Classifier(nn.Module):
         if not isinstance(model, nn.Module):
             raise TypeError(f"expected a torch.nn.Module, not {type(model).__name__}")
         self.model = model
-        self.head_name = find_head(model, head)
         self.branch = branch
+        self._headless: str | None = None  # why there is no linear head
+        self._find_head(head)
         config = pretrained_config(model)
         # timm's mean keeps three values whatever `in_chans` is, and the first convolution may see patches of pixels.
         by_hand = _channels_of(mean, std)
         mean = mean if mean is not None else config.get("mean")
         std = std if std is not None else config.get("std")
-        self._channels = by_hand or input_channels(model) or _channels_of(mean, std)
-        self._register_pixels("mean", mean, 0.0)
-        self._register_pixels("std", std, 1.0)
-        if not bool((self.std > 0).all()):
-            raise ValueError(f"std must be positive, not {self.std.flatten().tolist()}")
-        self._takes_raw_pixels = not bool(self.mean.any()) and bool((self.std == 1).all())
+        channels = by_hand or input_channels(model) or _channels_of(mean, std)
+        self.input = ImageInput(mean, std, channels, first_parameter(model).device)
         self.speed = Speed()
         self._verified = False
 
-    def _register_pixels(self, name: str, values: Sequence[float] | None, default: float) -> None:
-        numbers = [default] if values is None else [float(value) for value in values]
-        if len(numbers) not in (1, self._channels):
-            raise ValueError(
-                f"{name} has {len(numbers)} values where {self._channels} channels are expected: "
-                "pass mean and std with one value for each channel of an image"
-            )
-        device = first_parameter(self.model).device
-        pixels = torch.tensor(numbers, dtype=torch.float32, device=device).reshape(1, -1, 1, 1)
-        self.register_buffer(name, pixels, persistent=False)
+    def _find_head(self, head: str | None) -> None:
+        try:
+            self.head_name = find_head(self.model, head)
+        except HeadError as error:
+            if head is not None:
+                raise
+            try:
+                logits = probe_logits(self.model)
+            except HeadError:
+                raise error from None
+            self.head_name, self._headless, self._classes = "", str(error), logits.shape[1]
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Classifier:
-        """Move `mean` and `std` with the model, but keep them in float32: a cast to bfloat16 would round them."""
-        exact = (self.mean, self.std)
-        super()._apply(fn, recurse)
-        self.mean, self.std = (tensor.to(self.mean.device) for tensor in exact)
-        return self
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.input.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the weights."""
+        return first_parameter(self.model).dtype
 
     @property
     def head(self) -> nn.Linear:
-        """The final linear layer."""
+        """The final linear layer; raises where the model has none."""
+        if self._headless is not None:
+            raise HeadError(
+                "this needs a linear head, and the model has none: use a method that needs logits alone, such as bn or "
+                f"tent. {self._headless}"
+            )
         head = self.model.get_submodule(self.head_name)
         assert isinstance(head, nn.Linear)
         return head
 
     @property
+    def has_linear_head(self) -> bool:
+        """Whether there are features and a linear layer on them, which anchors and frozen heads need."""
+        return self._headless is None
+
+    @property
+    def mean(self) -> Tensor:
+        """The pixel mean by channel: `[1, C, 1, 1]`."""
+        return self.input.mean
+
+    @property
+    def std(self) -> Tensor:
+        """The pixel standard deviation by channel: `[1, C, 1, 1]`."""
+        return self.input.std
+
+    @property
     def channels(self) -> int:
         """C, the number of image channels, 3 where neither `mean` and `std` nor a convolution tell it."""
-        return self._channels or 3
+        return self.input.channels or 3
 
     @property
     def num_classes(self) -> int:
         """K, the number of classes."""
-        return self.head.out_features
+        return self.head.out_features if self._headless is None else self._classes
 
     @property
     def feature_dim(self) -> int:
         """D, the width of the head's input."""
         return self.head.in_features
 
+    def __repr__(self) -> str:
+        name = type(self.model).__name__
+        if self._headless is not None:
+            return f"Classifier({name}, no linear head: {self.num_classes} classes)"
+        return f"Classifier({name}, head {self.head_name!r}: {self.feature_dim} features, {self.num_classes} classes)"
+
     def features(self, images: Tensor) -> Tensor:
         """Compute the head's input of raw images in [0, 1]: `[N, C, H, W] -> [N, D]`."""
-        return self._run(images)[0]
+        return self.features_and_logits(images)[0]
 
     def logits(self, features: Tensor) -> Tensor:
         """Apply the head alone: `[N, D] -> [N, K]`."""
@@ -121,56 +149,42 @@ class Classifier(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits of raw images in [0, 1]: `[N, C, H, W] -> [N, K]`."""
-        if torch.is_grad_enabled() or not self._verified or self.speed.compile:
-            return self._run(images)[1]
+        if self._headless is None and (torch.is_grad_enabled() or not self._verified):
+            return self.features_and_logits(images)[1]
         # Predictions go without the hook, whose fixed time is felt at small batches.
-        with self.speed.precision(self.mean.device):
-            output = output_logits(self.model(self._pixels(images)))
+        with self.speed.precision(self.device):
+            output = output_logits(self.model(self.input.normalise(images, self.dtype)))
         return self._widened(output)
 
     def features_and_logits(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Compute both in one pass: `[N, C, H, W] -> [N, D], [N, K]`."""
-        return self._run(images)
-
-    def _run(self, images: Tensor) -> tuple[Tensor, Tensor]:
         if not self._verified and self.speed.autocast is not None:
             self._verify_in_full_precision(images[:1])
-        pixels = self._pixels(images)
+        pixels = self.input.normalise(images, self.dtype)
         seen: list[Tensor] = []
         # The hook lives for this call alone, so a copy of the model never carries a hook of the original.
         handle = self.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
-        run = compiled_pass if self.speed.compile else plain_pass
         try:
-            with self.speed.precision(self.mean.device):
-                captured, found = run(self.model, seen, pixels)
+            with self.speed.precision(self.device):
+                output = output_logits(self.model(pixels))
         finally:
             handle.remove()
-        output = output_logits(found)
-        if len(captured) != 1:
-            raise HeadError(
-                f"the head {self.head_name!r} runs {len(captured)} times in a forward pass; it must run once"
-            )
+        if len(seen) != 1:
+            raise HeadError(f"the head {self.head_name!r} runs {len(seen)} times in a forward pass; it must run once")
         if not self._verified and len(output):
-            self._verify(captured[0], output)
-        return self._widened(captured[0]), self._widened(output)
-
-    def _pixels(self, images: Tensor) -> Tensor:
-        """Normalise images into memory of their own, as a network may write to its input."""
-        dtype = first_parameter(self.model).dtype
-        if self._takes_raw_pixels:
-            return images.to(dtype, copy=True)
-        return (images - self.mean).div_(self.std).to(dtype)
+            self._verify(seen[0], output)
+        return self._widened(seen[0]), self._widened(output)
 
     def _widened(self, output: Tensor) -> Tensor:
-        """Undo what autocast has narrowed: losses, statistics and filters are computed in the head's precision."""
-        return output if self.speed.autocast is None else output.to(self.head.weight.dtype)
+        """Undo what autocast has narrowed: losses, statistics and filters are computed in the model's precision."""
+        return output if self.speed.autocast is None else output.to(self.dtype)
 
     def _verify_in_full_precision(self, image: Tensor) -> None:
         """Verify the head without autocast, which is too coarse to tell a wrong one."""
         speed, self.speed = self.speed, Speed()
         try:
             with evaluating(self), torch.no_grad():
-                self._run(image)
+                self.features_and_logits(image)
         finally:
             self.speed = speed
 
@@ -195,14 +209,14 @@ class Classifier(nn.Module):
 
     def check(self, images: Tensor) -> Tensor:
         """Return `images` on this device and in one precision, or raise an error that says what is wrong with them."""
-        wide = torch.float64 if self.head.weight.dtype == torch.float64 else torch.float32
-        return check_images(images, self._channels).to(self.mean.device, wide)
+        return self.input.check(images, torch.float64 if self.dtype == torch.float64 else torch.float32)
 
     def backbone_parameters(self) -> dict[str, nn.Parameter]:
-        """All parameters but those of the head and the branch, by name."""
+        """All parameters but those of the head, where there is a linear one, and of the branch, by name."""
         # By identity: torch.compile renames parameters, and a head may be registered under two names.
-        heads = {value for head in (self.head, self.branch) if head is not None for value in head.parameters()}
-        return {name: value for name, value in self.named_parameters() if value not in heads}
+        heads = [self.branch, None if self._headless is not None else self.head]
+        fixed = {value for head in heads if head is not None for value in head.parameters()}
+        return {name: value for name, value in self.named_parameters() if value not in fixed}
 
     def fingerprint(self) -> str:
         """Hash the weights, the head's name and the pixel normalisation, the same on every device; not the branch.
@@ -211,32 +225,25 @@ class Classifier(nn.Module):
         >>> Classifier(nn.Sequential(a)).fingerprint() == Classifier(nn.Sequential(b)).fingerprint()
         False
         """
-        digest = hashlib.sha256(self.head_name.encode())
         tensors = {**self.model.state_dict(), "pixels.mean": self.mean, "pixels.std": self.std}
-        for name, tensor in sorted(tensors.items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()[:32]
+        return hash_tensors(self.head_name, tensors)
 
     def copy(self) -> Classifier:
         """Make an independent copy, weights and all."""
         return copy.deepcopy(self)
 
-    def tuned(
-        self, *, channels_last: bool = False, autocast: Precision | None = None, compile: bool = False
-    ) -> Classifier:
+    def tuned(self, *, channels_last: bool = False, autocast: Precision | None = None) -> Classifier:
         """Make a copy with the same weights that runs faster where the hardware is made for it; see docs/speed.md.
 
         `channels_last` lays the weights out for convolutions of many channels; `autocast="bfloat16"` computes forward
-        passes in that precision, for processors with the instructions; `compile` has torch compile the network, for
-        each mode in its first pass.
+        passes in that precision, for processors with the instructions.
 
         >>> clf = Classifier(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2)))
         >>> clf.tuned(channels_last=True).fingerprint() == clf.fingerprint()
         True
         """
-        speed = Speed(channels_last, autocast, compile)
-        speed.check(self.model, self.mean.device)
+        speed = Speed(channels_last, autocast)
+        speed.check(self.model, self.device)
         copied = self.copy()
         copied.speed = speed
         return copied.to(memory_format=torch.channels_last) if channels_last else copied  # type: ignore[call-overload]

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ttac.common.lookup import some
+
 # torchvision: fc, classifier, heads.head, head; timm: get_classifier(); transformers: classifier, head; plain: linear.
 USUAL_NAMES = ("fc", "classifier", "head", "linear", "heads", "heads.head", "head.fc")
 PROBE_SIDES = (32, 224, 28, 64, 96, 128, 256, 384)
@@ -77,6 +79,19 @@ def probe_images(model: nn.Module) -> Tensor:
         else:
             return images
     raise HeadError("the model accepts none of the image sizes tried:\n  " + "\n  ".join(tried))
+
+
+def probe_logits(model: nn.Module) -> Tensor:
+    """Run a model on small probe images and give its logits `[2, K]`; features without a head on them are refused."""
+    ends = [found[1] for name in USUAL_NAMES if (found := _usual_layer(model, name)) is not None]
+    ends += [model.get_classifier()] if hasattr(model, "get_classifier") else []  # type: ignore[operator]
+    if any(isinstance(end, nn.Identity) for end in ends):
+        raise HeadError("the model gives features: its classification layer is an identity")
+    with evaluating(model), torch.no_grad():
+        logits = output_logits(model(probe_images(model)))
+    if logits.ndim != 2:
+        raise HeadError(f"the model gives an output of shape {tuple(logits.shape)}; expected [N, K]")
+    return logits
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
@@ -156,7 +171,7 @@ def _named_head(model: nn.Module, name: str) -> str:
         reason = "does not exist"
     if reason is None:
         return name
-    raise HeadError(f"head={name!r} {reason}. Linear layers of this model: {_listing(_linear_layers(model))}")
+    raise HeadError(f"head={name!r} {reason}. Linear layers of this model: {some(_linear_layers(model), 20) or 'none'}")
 
 
 def _timm_head(model: nn.Module) -> str | None:
@@ -193,16 +208,12 @@ def _linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _listing(names: list[str]) -> str:
-    return (", ".join(names[:20]) or "none") + (", ..." if len(names) > 20 else "")
-
-
 def _probed_head(model: nn.Module, linears: list[str], usual: dict[str, nn.Module]) -> str:
     """Choose the linear layer whose output is the model's output in a probe pass."""
     seen = [f"{name!r} {_reason_against(layer) or 'is a linear layer'}" for name, layer in usual.items()]
     story = (
         f"of the usual names {', '.join(USUAL_NAMES)}: {'; '.join(seen) or 'none exists'}. "
-        f"Linear layers: {_listing(linears)}"
+        f"Linear layers: {some(linears, 20) or 'none'}"
     )
     if not linears:
         raise HeadError(f"the model has no linear layer, so it has no head to anchor. Tried: {story}")
@@ -225,7 +236,7 @@ def _probed_head(model: nn.Module, linears: list[str], usual: dict[str, nn.Modul
     if len(matches) == 1:
         return matches[0]
     if matches:
-        found = f"each of {_listing(matches)} gives the model's output in a probe pass: name the head with head=..."
+        found = f"each of {some(matches)} gives the model's output in a probe pass: name the head with head=..."
     else:
         found = "no linear layer gives the model's output in a probe pass, so something follows the last one."
     raise HeadError(f"{found} Tried: {story}")

@@ -8,21 +8,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Norm = Callable[[int], nn.Module]
+
+
+def _shortcut(inputs: int, outputs: int, stride: int, norm: Norm = nn.BatchNorm2d) -> nn.Module:
+    """Lead the input past a block, as it is where it has the output's shape."""
+    if stride == 1 and inputs == outputs:
+        return nn.Identity()
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
+
 
 class BasicBlock(nn.Module):
     """Two 3 x 3 convolutions with a shortcut: `[N, C, H, W] -> [N, C', H / stride, W / stride]`."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int, norm: Callable[[int], nn.Module]) -> None:
+    def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.bn1 = norm(outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
         self.bn2 = norm(outputs)
-        self.downsample = (
-            nn.Identity()
-            if stride == 1 and inputs == outputs
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), norm(outputs))
-        )
+        self.downsample = _shortcut(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn1(self.conv1(x)))
@@ -44,7 +49,7 @@ class ResNet(nn.Module):
         channels: int = 3,
         width: int = 16,
         stem_stride: int = 1,
-        norm: Callable[[int], nn.Module] = nn.BatchNorm2d,
+        norm: Norm = nn.BatchNorm2d,
     ) -> None:
         super().__init__()
         blocks, remainder = divmod(depth - 2, 6)
@@ -59,7 +64,7 @@ class ResNet(nn.Module):
         _initialise(self)
 
     @staticmethod
-    def _stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Callable[[int], nn.Module]) -> nn.Sequential:
+    def _stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Norm) -> nn.Sequential:
         first = BasicBlock(inputs, outputs, stride, norm)
         return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, norm) for _ in range(blocks - 1)))
 
@@ -83,11 +88,7 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = nn.Conv2d(width, outputs, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(outputs)
-        self.downsample = (
-            nn.Identity()
-            if stride == 1 and inputs == outputs
-            else nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-        )
+        self.downsample = _shortcut(inputs, outputs, stride)
 
     def forward(self, x: Tensor) -> Tensor:
         inner = F.relu(self.bn1(self.conv1(x)))

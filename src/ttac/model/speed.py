@@ -1,45 +1,33 @@
-"""How a network is run, apart from what it computes: memory layout, precision and compilation."""
+"""How a network is run, apart from what it computes: memory layout and precision."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import nn
 
 from ttac.model.heads import first_parameter
-from ttac.model.norms import batch_norms
 
 Precision = Literal["bfloat16"]
 
 # Of torch.cpu.get_capabilities, on x86 and on Arm.
 BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
-# Graphs that torch may compile before it gives up and runs without: for each mode, gradient or none, and network.
-MOST_GRAPHS = 64
-
-Pass = Callable[[nn.Module, list[Tensor], Tensor], tuple[tuple[Tensor, ...], Any]]
 
 
 @dataclass(frozen=True)
 class Speed:
     """What `Classifier.tuned` sets; the weights, and so fingerprints and statistics, are the same with all of them.
 
-    >>> Speed(compile=True).settings()
-    {'channels_last': None, 'autocast': None, 'compile': True}
+    >>> Speed(channels_last=True).settings()
+    {'channels_last': True, 'autocast': None}
     """
 
     channels_last: bool = False  # memory layout of the weights, faster for convolutions of many channels
     autocast: Precision | None = None  # precision of forward passes; losses and statistics stay in float32
-    compile: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be had."""
@@ -59,8 +47,6 @@ class Speed:
             raise ValueError(f"autocast is for float32 weights, and these are {dtype}: use one or the other")
         if device.type != "cpu":
             return
-        if self.compile:
-            check_compiler()
         if self.channels_last:
             _check_strided_convolutions(model)
         if self.autocast is not None and bfloat16_in_hardware() is False:
@@ -73,13 +59,6 @@ class Speed:
     def precision(self, device: torch.device) -> AbstractContextManager[Any]:
         """Give the context of a forward pass."""
         return nullcontext() if self.autocast is None else torch.autocast(device.type, torch.bfloat16)
-
-
-def check_compiler() -> None:
-    """Raise an error unless there is the C++ compiler that torch.compile calls."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name) is None:
-        raise ValueError(f"compile needs a C++ compiler and {name} is not there: install one, or name it in CXX")
 
 
 def _check_strided_convolutions(model: nn.Module) -> None:
@@ -104,69 +83,3 @@ def bfloat16_in_hardware() -> bool | None:
         return None
     found = capabilities()
     return any(found.get(name, False) for name in BFLOAT16_INSTRUCTIONS)
-
-
-def plain_pass(model: nn.Module, seen: list[Tensor], pixels: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-    """Run a model, and give what its hooks have put into `seen` with its output."""
-    output = model(pixels)
-    return tuple(seen), output  # not left in the list: what compiled code gives back is sure to be of this call
-
-
-def compiled_pass(model: nn.Module, seen: list[Tensor], pixels: Tensor) -> tuple[tuple[Tensor, ...], Any]:
-    """Do the same in compiled code, which copies of a network share; sizes that vary are compiled twice.
-
-    A single image runs as it is: torch would compile that size apart, and it may be but a check.
-    """
-    if len(pixels) == 1:
-        return plain_pass(model, seen, pixels)
-    with _steady_momentum(model), torch._dynamo.config.patch(cache_size_limit=MOST_GRAPHS):
-        try:
-            return _compiled()(model, seen, pixels)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            raise ValueError(f"torch cannot compile this network, use it without compile: {error}") from error
-
-
-@cache
-def _compiled() -> Pass:
-    return torch.compile(plain_pass)
-
-
-@contextmanager
-def _steady_momentum(model: nn.Module) -> Iterator[None]:
-    """Average batch-norm statistics outside the pass, whose code would be compiled anew for every momentum.
-
-    With a momentum of 1 the pass stores the statistics of its batch alone, in copies, as autograd may keep them.
-    """
-    layers = batch_norms(model)
-    momenta = [layer.momentum for layer in layers]
-    learning = [layer for layer in layers if layer.training]
-    stored = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in learning]
-    for layer in layers:
-        layer.momentum = 1.0
-    for layer, (mean, variance) in zip(learning, stored, strict=True):
-        layer.running_mean, layer.running_var = mean.clone(), variance.clone()
-    batches = [int(layer.get_buffer("num_batches_tracked")) for layer in learning]
-    found: list[tuple[Tensor, Tensor]] = []
-    try:
-        yield
-        found = [(layer.get_buffer("running_mean"), layer.get_buffer("running_var")) for layer in learning]
-    finally:
-        for layer, momentum in zip(layers, momenta, strict=True):
-            layer.momentum = momentum
-        for layer, (mean, variance) in zip(learning, stored, strict=True):
-            layer.running_mean, layer.running_var = mean, variance
-    for layer, before in zip(learning, batches, strict=True):
-        if int(layer.get_buffer("num_batches_tracked")) > before + 1:
-            raise ValueError(
-                "a batch-norm layer of this network runs several times in a pass, and compiled code keeps the "
-                "statistics of the last time alone: use it without compile"
-            )
-    with torch.no_grad():
-        for layer, buffers, statistics in zip(learning, stored, found, strict=True):
-            for buffer, statistic in zip(buffers, statistics, strict=True):
-                buffer.lerp_(statistic, _share(layer))
-
-
-def _share(layer: _BatchNorm) -> float:
-    """Give the weight of the last batch: the momentum, or that of an average of all batches where there is none."""
-    return 1 / int(layer.num_batches_tracked) if layer.momentum is None else layer.momentum  # type: ignore[arg-type]

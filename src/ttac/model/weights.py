@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ttac.common.files import replacing
+from ttac.common.lookup import some
+from ttac.common.options import Checked, check_value, setting
 from ttac.model.architectures import architectures
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating, find_head
+from ttac.model.tensors import check_finite, read_tensors, write_tensors
 
 PICKLED = (".pt", ".pth", ".bin")
+MOST = 256  # channels, or layers and widths: a forged file must not ask for more memory than there is
 METADATA_KEY = "ttac"  # alone, because safetensors writes several keys in random order
 
 
 @dataclass(frozen=True)
-class ModelDescription:
+class ModelDescription(Checked):
     """What weights need to be used: their network, and the images that it takes.
 
     >>> ModelDescription.parse(ModelDescription("resnet20", 10, size=(32, 32)).text()).size
@@ -34,33 +34,22 @@ class ModelDescription:
     """
 
     arch: str
-    num_classes: int
-    channels: int = 3
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    size: tuple[int, int] | None = None  # height, width
-    classes: tuple[str, ...] | None = None
-    crop_pct: float = 1.0
-    head: str | None = None
-    arch_options: Mapping[str, int] = field(default_factory=dict)
+    num_classes: int = setting(help="of the head", least=1)
+    channels: int = setting(3, "of an image", least=1, most=MOST)
+    mean: tuple[float, ...] | None = setting(None, "of the pixels, by channel")
+    std: tuple[float, ...] | None = setting(None, "of the pixels, by channel")
+    size: tuple[int, int] | None = setting(None, "height, width", least=1)
+    classes: tuple[str, ...] | None = setting(None, "their names by number")
+    crop_pct: float = setting(1.0, "share of an image file's side that is left when it is cropped", above=0, most=1)
+    head: str | None = setting(None, "dotted name of the final linear layer")
+    arch_options: Mapping[str, int] = setting(help="of a network of this package", make=dict)
 
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if self.num_classes < 1:
-            raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
+    def check(self) -> None:
+        """Refuse class names of another number, and options that make no sense."""
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"there are {len(self.classes)} class names for {self.num_classes} classes")
-        # Here and below, the bound keeps a forged file from asking for more memory than there is.
-        if not 1 <= self.channels <= 256:
-            raise ValueError(f"channels must be in 1..256, not {self.channels}")
-        if self.size is not None and min(self.size) < 1:
-            raise ValueError(f"size must be positive, not {self.size}")
-        if not 0 < self.crop_pct <= 1:
-            raise ValueError(f"crop_pct must be in (0, 1], not {self.crop_pct}")
-        if not all(math.isfinite(value) for value in (*(self.mean or ()), *(self.std or ()))):
-            raise ValueError(f"mean and std must be finite, not {self.mean} and {self.std}")
-        if not all(1 <= value <= 256 for value in self.arch_options.values()):
-            raise ValueError(f"arch_options must be in 1..256, not {dict(self.arch_options)}")
+        for name, value in self.arch_options.items():
+            check_value(name, value, int, {"least": 1, "most": MOST})
 
     def of(self, classifier: Classifier) -> ModelDescription:
         """Take from a classifier what it knows best, its normalisation as it is stored among it."""
@@ -99,25 +88,7 @@ class LoadedModel:
 
 def save_model(path: Path | str, network: nn.Module, description: ModelDescription) -> None:
     """Write the weights and their description as a safetensors file, atomically."""
-    # Cloned, because safetensors refuses weights that share memory.
-    weights = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in network.state_dict().items()}
-    with replacing(path) as draft:
-        save_file(weights, draft, {METADATA_KEY: description.text()})
-
-
-def load_weights(
-    path: Path,
-    *,
-    arch: str | None = None,
-    num_classes: int | None = None,
-    head: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
-    device: str = "cpu",
-) -> LoadedModel:
-    """Load a file of weights; what is given here wins over what the file says of itself."""
-    network, description = _from_file(path, arch, num_classes, head)
-    return classifier_of(network, description, head=head, mean=mean, std=std, device=device)
+    write_tensors(path, network.state_dict(), {METADATA_KEY: description.text()})
 
 
 def classifier_of(
@@ -154,7 +125,7 @@ def usable_device(name: str) -> torch.device:
 def check_size(classifier: Classifier, size: tuple[int, int]) -> None:
     """Run the model once, so that images it cannot take are refused before anything is written."""
     try:
-        image = torch.zeros(1, classifier.channels, *size, device=classifier.mean.device)
+        image = torch.zeros(1, classifier.channels, *size, device=classifier.device)
         with evaluating(classifier), torch.no_grad():
             classifier(image)
     except (RuntimeError, AssertionError, TypeError, OverflowError) as error:  # the last two: no size of a tensor
@@ -162,9 +133,10 @@ def check_size(classifier: Classifier, size: tuple[int, int]) -> None:
         raise ValueError(f"the model does not take {size[0]} x {size[1]} images ({reason}): set --size") from error
 
 
-def _from_file(
-    path: Path, arch: str | None, num_classes: int | None, head: str | None
+def read_weights(
+    path: Path, arch: str | None = None, num_classes: int | None = None, head: str | None = None
 ) -> tuple[nn.Module, ModelDescription]:
+    """Read a file of weights into a network; what is given here wins over what the file says of itself."""
     weights, described = _read(path)
     if described is not None and described.arch != (arch or described.arch):
         described = dataclasses.replace(described, arch_options={})
@@ -189,8 +161,8 @@ def _from_file(
     channels = described.channels if described is not None else None
     for origin, build in architectures(arch, channels=channels, options=options, weights=weights):
         network = build(num_classes)
-        if num_classes is None and (found := _head_rows(network, head, weights)) is not None:
-            network = build(found)
+        if num_classes is None and (rows := weights.get(f"{find_head(network, head)}.weight")) is not None:
+            network = build(len(rows))  # of the head, one for each class
         problem = misfit(network, weights)
         if problem is None:
             network.load_state_dict(weights, strict=False)  # old files lack batch norm's num_batches_tracked
@@ -204,15 +176,11 @@ def _read(path: Path) -> tuple[dict[str, Tensor], ModelDescription | None]:
     """Read weights without ever unpickling objects."""
     described = None
     if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, "pt") as file:
-                text = (file.metadata() or {}).get(METADATA_KEY)
-                content: Any = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        except SafetensorError as error:
-            raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
-        if text is not None:
+        content: Any
+        content, notes = read_tensors(path)
+        if METADATA_KEY in notes:
             try:
-                described = ModelDescription.parse(text)
+                described = ModelDescription.parse(notes[METADATA_KEY])
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from error
     elif path.suffix in PICKLED:
@@ -237,21 +205,13 @@ def _plain_weights(content: Any, path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} holds no state dict (name: tensor); save model.state_dict()")
     odd = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
     if odd:
-        raise ValueError(f"{path} holds more than tensors ({', '.join(odd[:3])}); save model.state_dict()")
+        raise ValueError(f"{path} holds more than tensors ({some(odd, 3)}); save model.state_dict()")
     weights: dict[str, Tensor] = dict(content)
     for prefix in ("module.", "_orig_mod."):  # of DataParallel and of torch.compile
         if all(name.startswith(prefix) for name in weights):
             weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    bad = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
-    if bad:
-        raise ValueError(f"{path}: NaN or infinity in {', '.join(bad[:3])}")
+    check_finite(weights, path)
     return weights
-
-
-def _head_rows(network: nn.Module, head: str | None, weights: Mapping[str, Tensor]) -> int | None:
-    """Read the number of classes off the weights of the head."""
-    weight = weights.get(f"{find_head(network, head)}.weight")
-    return None if weight is None else len(weight)
 
 
 def misfit(network: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
@@ -270,12 +230,7 @@ def misfit(network: nn.Module, weights: Mapping[str, Tensor]) -> str | None:
             if name in weights and weights[name].shape != tensor.shape
         ],
     }
-    parts = [
-        f"{len(names)} {what} ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
-        for what, names in lists.items()
-        if names
-    ]
-    return ", ".join(parts) or None
+    return ", ".join(f"{len(names)} {what} ({some(names, 3)})" for what, names in lists.items() if names) or None
 
 
 def _first_line(error: Exception) -> str:

@@ -11,15 +11,15 @@ PORTION = 16 * 2**20  # bytes of features that wait for an update of the Gaussia
 SAMPLES = 128  # of one low-rank Gaussian that wait, or as many as its rank
 
 
-class Portions:
+class BufferedGaussians:
     """Collect features until an update of the Gaussians pays: it costs by the Gaussians, not by the samples.
 
     An update of a low-rank Gaussian decomposes a matrix of its rank and its new samples, so that too many of them at
     once cost more than they save, however small their features are.
 
-    >>> portions = Portions(RunningGaussians.empty(2, 1, family="full"))
-    >>> portions.add(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
-    >>> portions.finish().gaussians.mean.tolist()
+    >>> buffered = BufferedGaussians(RunningGaussians.empty(2, 1, family="full"))
+    >>> buffered.add(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))
+    >>> buffered.finish().gaussians.mean.tolist()
     [[2.0], [5.0]]
     """
 

@@ -4,31 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from ttac.common.environment import environment
-from ttac.common.files import replacing, write_json
+from ttac.common.files import write_json
 from ttac.model.branches import Branch
 from ttac.model.classifier import Classifier
-from ttac.model.weights import METADATA_KEY, LoadedModel, ModelDescription, load_weights, misfit, save_model
+from ttac.model.tensors import check_finite, read_tensors, write_tensors
+from ttac.model.weights import (
+    METADATA_KEY,
+    LoadedModel,
+    ModelDescription,
+    classifier_of,
+    misfit,
+    read_weights,
+    save_model,
+)
+from ttac.source.knowledge import STORED, Knowledge, StoredKnowledge
 from ttac.source.objectives import Objective, make_objective
 from ttac.source.statistics import SourceStatistics
 
 FORMAT = "ttac.bundle/1"
-DESCRIPTION, WEIGHTS, BRANCH, STATISTICS = (
-    "bundle.json",
-    "model.safetensors",
-    "branch.safetensors",
-    "statistics.safetensors",
-)
+DESCRIPTION = "bundle.json"
+WEIGHTS, BRANCH, STATISTICS = (f"{part}.safetensors" for part in ("model", "branch", "statistics"))
 LARGEST_DESCRIPTION = 2**24  # bytes; a forged one must not fill the memory
 
 
@@ -39,46 +42,35 @@ class Bundle(LoadedModel):
     objective: Objective
     statistics: SourceStatistics | None = None
     training: Mapping[str, Any] = field(default_factory=dict)  # settings, history and validation error, as plain values
+    stored: tuple[StoredKnowledge, ...] = ()  # whatever else is kept of the source
 
-
-def source_loss_options(bundle: Bundle, known: Collection[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the options that a bundle knows for a method that goes by the source loss, {} for any other method.
-
-    `known` are the names of the method's options, and `given` those that are chosen already: they may not contradict.
-    """
-    options = bundle.objective.source_loss()
-    if not {"source_loss", "epsilon"} <= set(known):
-        return {}
-    for name, value in options.items():
-        if given.get(name, value) != value:
-            raise ValueError(
-                f"{name}={given[name]} contradicts the bundle, which was trained with {name}={value}: leave it out, or "
-                f"set {name}={value} over a preset"
-            )
-    return {name: value for name, value in options.items() if name not in given}
+    @property
+    def knowledge(self) -> tuple[Knowledge, ...]:
+        """All that is known of the source beside weights and branch, which are the classifier's."""
+        statistics = () if self.statistics is None else (self.statistics,)
+        return (*statistics, *self.stored, self.objective.training_loss())
 
 
 def save_bundle(folder: Path | str, bundle: Bundle) -> None:
     """Write a bundle; `bundle.json` comes last, so its being there means that all is."""
     folder = Path(folder)
-    classifier, statistics = bundle.classifier, bundle.statistics
+    classifier = bundle.classifier
     _check_branch(classifier, bundle.objective)
-    if statistics is not None:
-        statistics.check(classifier)
+    for one in bundle.knowledge:
+        one.check(classifier)
     fingerprint, description = classifier.fingerprint(), bundle.description.of(classifier)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / DESCRIPTION).unlink(missing_ok=True)
     save_model(folder / WEIGHTS, classifier.model, description)
-    if classifier.branch is None:
-        (folder / BRANCH).unlink(missing_ok=True)
-    else:
-        weights = {name: tensor.detach().cpu().contiguous() for name, tensor in classifier.branch.state_dict().items()}
-        with replacing(folder / BRANCH) as draft:
-            save_file(weights, draft, {METADATA_KEY: json.dumps(_branch_note(classifier.branch, fingerprint))})
-    if statistics is None:
-        (folder / STATISTICS).unlink(missing_ok=True)
-    else:
-        statistics.save(folder / STATISTICS)
+    (folder / BRANCH).unlink(missing_ok=True)
+    if classifier.branch is not None:
+        note = _branch_note(classifier.branch, fingerprint)
+        write_tensors(folder / BRANCH, classifier.branch.state_dict(), {METADATA_KEY: note})
+    kept = {one.kind: one for one in bundle.knowledge if isinstance(one, StoredKnowledge)}
+    for kind in STORED:
+        (folder / knowledge_file(kind)).unlink(missing_ok=True)
+    for kind, one in kept.items():
+        one.save(folder / knowledge_file(kind))
     versions = environment()
     content = {
         "format": FORMAT,
@@ -107,7 +99,7 @@ def load_bundle(folder: Path | str, *, arch: str | None = None, device: str = "c
         raise ValueError(f"{folder / DESCRIPTION} is damaged: {error!r}") from error
     if arch is not None and arch != described.arch:
         raise ValueError(f"{folder} is of the network {described.arch}, not {arch}: leave --arch out")
-    loaded = load_weights(_inside(folder, WEIGHTS), arch=arch, device=device)
+    loaded = classifier_of(*read_weights(_inside(folder, WEIGHTS), arch), device=device)
     classifier = loaded.classifier
     if loaded.description != described or classifier.fingerprint() != fingerprint:
         raise ValueError(
@@ -116,10 +108,22 @@ def load_bundle(folder: Path | str, *, arch: str | None = None, device: str = "c
         )
     if objective.branch is not None:
         classifier.branch = _read_branch(_inside(folder, BRANCH), objective, classifier, fingerprint)
-    statistics = None
-    if (folder / STATISTICS).exists():
-        statistics = SourceStatistics.load(_inside(folder, STATISTICS), classifier)
-    return Bundle(classifier, described, objective, statistics, training)
+    found = {
+        kind: known.load(_inside(folder, knowledge_file(kind)), classifier)
+        for kind, known in STORED.items()
+        if (folder / knowledge_file(kind)).exists()
+    }
+    statistics = found.pop(SourceStatistics.kind, None)
+    return Bundle(classifier, described, objective, statistics, training, tuple(found.values()))
+
+
+def knowledge_file(kind: str) -> str:
+    """Name the file of a bundle that keeps a kind of knowledge.
+
+    >>> knowledge_file("statistics")
+    'statistics.safetensors'
+    """
+    return f"{kind.replace(' ', '-')}.safetensors"
 
 
 def read_description(folder: Path) -> dict[str, Any]:
@@ -133,8 +137,8 @@ def read_description(folder: Path) -> dict[str, Any]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is damaged: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        found = content.get("format") if isinstance(content, dict) else None
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT:
         raise ValueError(f"{path} is of the format {found!r}, expected {FORMAT!r}")
     return content
 
@@ -150,28 +154,21 @@ def _inside(folder: Path, name: str) -> Path:
 
 
 def _read_branch(path: Path, objective: Objective, classifier: Classifier, fingerprint: str) -> Branch:
-    try:
-        with safe_open(path, "pt") as file:
-            note = json.loads((file.metadata() or {}).get(METADATA_KEY, "null"))
-            weights: dict[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not a readable branch: {error}") from error
+    weights, notes = read_tensors(path)
     branch = objective.new_branch(classifier.feature_dim)
     assert branch is not None
-    if note != _branch_note(branch, fingerprint):
+    if notes.get(METADATA_KEY) != _branch_note(branch, fingerprint):
         raise ValueError(f"{path} is not the {branch.kind} branch of this model: copy the whole bundle again")
     problem = misfit(branch, weights)
     if problem is not None:
         raise ValueError(f"{path} does not fit a {branch.kind} branch on {classifier.feature_dim} features: {problem}")
-    bad = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
-    if bad:
-        raise ValueError(f"{path}: NaN or infinity in {', '.join(bad)}")
+    check_finite(weights, path)
     branch.load_state_dict(weights)
-    return branch.to(classifier.mean.device).eval()
+    return branch.to(classifier.device).eval()
 
 
-def _branch_note(branch: Branch, fingerprint: str) -> dict[str, str]:
-    return {"kind": branch.kind, "fingerprint": fingerprint}
+def _branch_note(branch: Branch, fingerprint: str) -> str:
+    return json.dumps({"kind": branch.kind, "fingerprint": fingerprint})
 
 
 def _check_branch(classifier: Classifier, objective: Objective) -> None:

@@ -8,20 +8,13 @@ from pathlib import Path
 
 from torch import nn
 
-from ttac.model.architectures import close_names, optional_package
+from ttac.common.lookup import suggestion
+from ttac.model.architectures import optional_package
 from ttac.model.speed import Speed
-from ttac.model.weights import (
-    METADATA_KEY,
-    PICKLED,
-    LoadedModel,
-    ModelDescription,
-    classifier_of,
-    load_weights,
-    save_model,
-)
+from ttac.model.weights import PICKLED, LoadedModel, ModelDescription, classifier_of, read_weights, save_model
 from ttac.source.bundle import load_bundle
 
-__all__ = ["METADATA_KEY", "LoadedModel", "ModelDescription", "load_model", "save_model"]
+__all__ = ["LoadedModel", "ModelDescription", "load_model", "save_model"]
 
 
 def load_model(
@@ -41,44 +34,33 @@ def load_model(
     (`architectures.OWN`), "package.module:callable", a timm name or a torchvision name. What is given here wins over
     what the file says; a bundle is taken as it is. `speed` says how the model is run, see `Classifier.tuned`.
     """
-    loaded = _load(model, arch, num_classes, head, mean, std, device)
-    if speed is None or speed == Speed():
-        return loaded
-    return dataclasses.replace(loaded, classifier=loaded.classifier.tuned(**vars(speed)))
-
-
-def _load(
-    model: str,
-    arch: str | None,
-    num_classes: int | None,
-    head: str | None,
-    mean: Sequence[float] | None,
-    std: Sequence[float] | None,
-    device: str,
-) -> LoadedModel:
     path = Path(model)
-    if path.is_file():
-        return load_weights(path, arch=arch, num_classes=num_classes, head=head, mean=mean, std=std, device=device)
     if path.is_dir():
         given = {"num_classes": num_classes, "--head": head, "--mean": mean, "--std": std}
         odd = [name for name, value in given.items() if value is not None]
         if odd:
             raise ValueError(f"{model} is a bundle, which says these itself: leave {', '.join(odd)} out")
-        return load_bundle(path, arch=arch, device=device)
-    if path.suffix in (".safetensors", *PICKLED) or len(path.parts) > 1 or model.endswith("/"):
-        raise FileNotFoundError(f"no model file {model}" + (", nor a bundle" if not path.suffix else ""))
+        loaded: LoadedModel = load_bundle(path, arch=arch, device=device)
+    else:
+        network, description = read_weights(path, arch, num_classes, head) if path.is_file() else _named(model, arch)
+        loaded = classifier_of(network, description, head=head, mean=mean, std=std, device=device)
+    if speed is None or speed == Speed():
+        return loaded
+    return dataclasses.replace(loaded, classifier=loaded.classifier.tuned(**vars(speed)))
+
+
+def _named(name: str, arch: str | None) -> tuple[nn.Module, ModelDescription]:
+    """Get the pretrained timm model of a name, or say what was meant where it looks like a file's."""
+    path = Path(name)
+    if path.suffix in (".safetensors", *PICKLED) or len(path.parts) > 1 or name.endswith("/"):
+        raise FileNotFoundError(f"no model file {name}" + (", nor a bundle" if not path.suffix else ""))
     if arch is not None:
-        raise FileNotFoundError(f"no model file {model}: --arch goes with a file of weights")
-    network, description = _pretrained(model)
-    return classifier_of(network, description, head=head, mean=mean, std=std, device=device)
-
-
-def _pretrained(name: str) -> tuple[nn.Module, ModelDescription]:
+        raise FileNotFoundError(f"no model file {name}: --arch goes with a file of weights")
     timm, problem = optional_package("timm")
     if timm is None:
         raise ValueError(f"no model file {name}, and it cannot be looked up as a timm name: {problem}")
     if not timm.is_model(name):
-        raise ValueError(f"no model file {name}, and no timm model of that name{close_names(name, timm)}")
+        raise ValueError(f"no model file {name}, and no timm model of that name{suggestion(name, timm.list_models())}")
     try:
         network = timm.create_model(name, pretrained=True)
     except Exception as error:  # of several network libraries, with no base in common

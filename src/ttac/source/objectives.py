@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -14,10 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ttac.common.lookup import pick
+from ttac.common.options import Checked, checked_fields, read_value, setting
 from ttac.model.branches import BRANCHES, Branch, BranchKind, ContrastiveBranch, rotate
 from ttac.model.classifier import Classifier
-from ttac.model.norms import BatchNormTracker
+from ttac.model.norms import batch_norms, own_statistics
 from ttac.model.views import LARGEST_MAGNITUDE, strong_view
+from ttac.source.knowledge import TrainingLoss
+
+LARGEST = 1e6  # of a weight; JSON has numbers that no float can hold
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class SourceBatch:
 
 
 @dataclass(frozen=True)
-class Objective(ABC):
+class Objective(Checked, ABC):
     """A named objective; its fields are its parameters."""
 
     name: ClassVar[str]
@@ -45,13 +48,13 @@ class Objective(ABC):
         """Make the untrained branch, None where there is none."""
         return None if self.branch is None else BRANCHES[self.branch](feature_dim)
 
-    def source_loss(self) -> dict[str, Any]:
-        """Say which loss the labels had, by the names of the options of methods that go by it.
+    def training_loss(self) -> TrainingLoss:
+        """Say which loss the labels had.
 
-        >>> Poly(epsilon=2.0).source_loss(), CrossEntropyRotation().source_loss()
-        ({'source_loss': 'poly', 'epsilon': 2.0}, {'source_loss': 'ce'})
+        >>> Poly(epsilon=2.0).training_loss().provenance(), CrossEntropyRotation().training_loss().provenance()
+        ({'name': 'poly', 'epsilon': 2.0}, {'name': 'ce'})
         """
-        return {"source_loss": "ce"}
+        return TrainingLoss("ce")
 
     def as_dict(self) -> dict[str, Any]:
         """Give the name and the parameters as plain values.
@@ -78,18 +81,14 @@ class Poly(Objective):
 
     name = "poly"
 
-    epsilon: float = 1.0  # added to the coefficient 1 of the first power of 1 - p
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if not (math.isfinite(self.epsilon) and self.epsilon >= -1):
-            raise ValueError(f"epsilon must be at least -1, where 1 - p has no weight left, not {self.epsilon}")
+    # At -1 the first power of 1 - p has no weight left.
+    epsilon: float = setting(1.0, "added to the coefficient 1 of the first power of 1 - p", least=-1, most=LARGEST)
 
     def losses(self, classifier: Classifier, batch: SourceBatch, generator: torch.Generator) -> dict[str, Tensor]:
         return {"poly": poly_loss(classifier(batch.weak), batch.labels, self.epsilon)}
 
-    def source_loss(self) -> dict[str, Any]:
-        return {"source_loss": "poly", "epsilon": self.epsilon}
+    def training_loss(self) -> TrainingLoss:
+        return TrainingLoss("poly", {"epsilon": float(self.epsilon)})
 
 
 @dataclass(frozen=True)
@@ -99,18 +98,9 @@ class CrossEntropyContrastive(Objective):
     name = "ce+contrastive"
     branch = "contrastive"
 
-    branch_weight: float = 0.3
-    operations: int = 2  # of the strong view
-    magnitude: int = 10
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        _check_weight(self.branch_weight)
-        if self.operations < 0 or not 0 <= self.magnitude <= LARGEST_MAGNITUDE:
-            raise ValueError(
-                f"operations must be at least 0 and magnitude in 0..{LARGEST_MAGNITUDE}, "
-                f"not {self.operations} and {self.magnitude}"
-            )
+    branch_weight: float = setting(0.3, "of the branch's loss", least=0, most=LARGEST)
+    operations: int = setting(2, "of the strong view", least=0)
+    magnitude: int = setting(10, "of the strong view's operations", least=0, most=LARGEST_MAGNITUDE)
 
     def losses(self, classifier: Classifier, batch: SourceBatch, generator: torch.Generator) -> dict[str, Tensor]:
         branch = classifier.branch
@@ -119,7 +109,7 @@ class CrossEntropyContrastive(Objective):
         strong = strong_view(
             batch.images, generator, flip=batch.flip, operations=self.operations, magnitude=self.magnitude
         )
-        with normalised_apart(classifier):
+        with own_statistics(batch_norms(classifier)):
             strong_features = classifier.features(strong)
         contrast = branch.loss(branch(features), branch(strong_features))
         return {"ce": F.cross_entropy(logits, batch.labels), "contrastive": self.branch_weight * contrast}
@@ -132,17 +122,13 @@ class CrossEntropyRotation(Objective):
     name = "ce+rotation"
     branch = "rotation"
 
-    branch_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        _check_weight(self.branch_weight)
+    branch_weight: float = setting(0.5, "of the branch's loss", least=0, most=LARGEST)
 
     def losses(self, classifier: Classifier, batch: SourceBatch, generator: torch.Generator) -> dict[str, Tensor]:
         assert classifier.branch is not None
         turns = torch.randint(4, (len(batch.weak),), generator=generator).to(batch.weak.device)
         ce = F.cross_entropy(classifier(batch.weak), batch.labels)
-        with normalised_apart(classifier):
+        with own_statistics(batch_norms(classifier)):
             scores = classifier.branch(classifier.features(rotate(batch.weak, turns)))
         return {"ce": ce, "rotation": self.branch_weight * F.cross_entropy(scores, turns)}
 
@@ -158,21 +144,10 @@ def make_objective(name: str, **parameters: float) -> Objective:
     >>> make_objective("poly", epsilon=2.0)
     Poly(epsilon=2.0)
     """
-    if name not in OBJECTIVES:
-        raise ValueError(f"unknown objective {name!r}; known: {', '.join(OBJECTIVES)}")
-    known = dataclasses.asdict(OBJECTIVES[name]())
-    typed: dict[str, float] = {}
-    for key, value in parameters.items():
-        if key not in known:
-            raise ValueError(f"the objective {name} has no parameter {key!r}; it has: {', '.join(known) or 'none'}")
-        wanted: type[float] = type(known[key])
-        if isinstance(value, bool) or not isinstance(value, int | wanted):
-            raise ValueError(f"{key} of the objective {name} must be {wanted.__name__}, not {value!r}")
-        try:
-            typed[key] = wanted(value)
-        except OverflowError as error:  # JSON has integers that no float can hold
-            raise ValueError(f"{key} of the objective {name} is too large a number") from error
-    return OBJECTIVES[name](**typed)
+    kind = pick(name, OBJECTIVES, "objective")
+    known = {field.name: hint for field, hint in checked_fields(kind)}
+    of = f"parameter of the objective {name}"
+    return kind(**{key: read_value(value, pick(key, known, of)) for key, value in parameters.items()})
 
 
 def poly_loss(logits: Tensor, labels: Tensor, epsilon: float) -> Tensor:
@@ -183,21 +158,3 @@ def poly_loss(logits: Tensor, labels: Tensor, epsilon: float) -> Tensor:
     """
     entropy = F.cross_entropy(logits.float(), labels, reduction="none")
     return (entropy + epsilon * (1 - (-entropy).exp())).mean()
-
-
-@contextmanager
-def normalised_apart(classifier: Classifier) -> Iterator[None]:
-    """Let batch norms use a view's own statistics without storing them: at test time no such view is predicted."""
-    tracker = BatchNormTracker(classifier, clip=1)
-    modes = [layer.training for layer in tracker.layers]
-    try:
-        with tracker.apart():
-            yield
-    finally:
-        for layer, mode in zip(tracker.layers, modes, strict=True):
-            layer.training = mode
-
-
-def _check_weight(weight: float) -> None:
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"branch_weight must be at least 0, not {weight}")

@@ -7,57 +7,53 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
-from ttac.common.files import replacing
+from ttac.common.lookup import pick, some
+from ttac.common.options import Checked
 from ttac.gaussian import FAMILIES, Gaussians, RunningGaussians, choose_family
 from ttac.model.branches import ContrastiveBranch
 from ttac.model.branches import fingerprint as branch_fingerprint
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
 from ttac.model.inputs import check_labels
-from ttac.source.buffered import Portions
+from ttac.model.tensors import check_finite, read_tensors, write_tensors
+from ttac.source.buffered import BufferedGaussians
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
+from ttac.source.knowledge import Level, stored
 
 FORMAT = "ttac.statistics/1"
 PARTS = ("classes", "overall", "projected")
-How = Literal["collected", "inferred", "rescaled"]
 
 
 @dataclass(frozen=True)
-class Origin:
+class Origin(Checked):
     """How statistics came to be."""
 
-    how: How
+    how: Literal["collected", "inferred", "rescaled"]
     fingerprint: str  # of the classifier they belong to
     samples: int  # source samples seen; 0 where none were
     counts: tuple[int, ...]  # by class
     grouped_by: Literal["label", "prediction", "head"]
     branch: str | None = None  # fingerprint of the one whose projections were collected; not in older files
 
-    def __post_init__(self) -> None:
-        """Refuse what a damaged file may say."""
-        if self.how not in get_args(How):
-            raise ValueError(f"how the statistics came to be is {self.how!r}, expected {', '.join(get_args(How))}")
-        if not isinstance(self.samples, int) or not isinstance(self.branch, str | None):
-            raise TypeError(f"the number of samples is {self.samples!r}, the branch {self.branch!r}")
-
     def text(self) -> str:
         """Write the origin as JSON, without a branch as it was before there was the field: fingerprints go by it."""
         return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
 
+@stored
 @dataclass(frozen=True, eq=False)
 class SourceStatistics:
     """Anchors of the source domain in feature space: `classes` (K Gaussians) and `overall` (one).
 
     `projected` is one Gaussian in the space of the contrastive branch, where the statistics were collected with one.
     """
+
+    kind: ClassVar[str] = "statistics"
 
     classes: Gaussians
     overall: Gaussians
@@ -69,6 +65,25 @@ class SourceStatistics:
         """The Gaussians that there are, by name."""
         found = {part: getattr(self, part) for part in PARTS}
         return {part: gaussians for part, gaussians in found.items() if gaussians is not None}
+
+    @property
+    def level(self) -> Level:
+        """What it takes to have these: source samples, or the weights alone."""
+        return "free" if self.source_free else "light"
+
+    def provenance(self) -> dict[str, Any]:
+        """Say how they came about."""
+        origin = {name: value for name, value in asdict(self.origin).items() if name != "counts"}
+        families = {"class_family": self.classes.covariance.family, "overall_family": self.overall.covariance.family}
+        return {**origin, **families}
+
+    def __repr__(self) -> str:
+        classes, features = self.classes.mean.shape
+        samples = f" from {self.origin.samples} samples" if self.origin.samples else ""
+        return (
+            f"SourceStatistics({self.origin.how}{samples}: {classes} classes, {features} features, "
+            f"{self.classes.covariance.family})"
+        )
 
     @property
     def source_free(self) -> bool:
@@ -88,12 +103,14 @@ class SourceStatistics:
         """Estimate the statistics in one streaming pass over `loader`, which yields images or (images, labels).
 
         Samples are grouped by label where the loader yields labels, else by the model's prediction (as the authors
-        do).
-        `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
+        do). `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
         """
-        classes, overall = (Portions(_empty(n, classifier, family, rank)) for n in (classifier.num_classes, 1))
+        if family is not None:
+            pick(family, FAMILIES, "family of Gaussians")
+        dim = classifier.feature_dim
+        classes, overall = (_buffered(n, dim, classifier, family, rank) for n in (classifier.num_classes, 1))
         branch = classifier.branch if isinstance(classifier.branch, ContrastiveBranch) else None
-        projected = None if branch is None else Portions(_empty_projected(branch, classifier))
+        projected = None if branch is None else _buffered(1, branch.projection.out_features, classifier, "full", rank)
         grouped: Literal["label", "prediction"] | None = None if group_by == "auto" else group_by
         with evaluating(classifier), torch.no_grad():
             for item in loader:
@@ -115,9 +132,8 @@ class SourceStatistics:
         counts = tuple(int(count) for count in finished.counts)
         missing = [label for label, count in enumerate(counts) if count == 0]
         if grouped is None or missing:
-            raise ValueError(
-                f"no source sample of class {_some(missing)} (grouped by {grouped}): every class needs an anchor"
-            )
+            lack = f"no source sample of class {some(missing)} (grouped by {grouped})"
+            raise ValueError(f"{lack}: every class needs an anchor")
         of_branch = None if branch is None else branch_fingerprint(branch)
         origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped, of_branch)
         projections_found = None if projected is None else projected.finish().gaussians
@@ -142,25 +158,20 @@ class SourceStatistics:
         norms = weight.norm(dim=1, keepdim=True)
         zero = (norms.flatten() == 0).nonzero().flatten().tolist()
         if zero:
-            raise ValueError(
-                f"the head's weights of class {_some(zero)} are all zero and have no direction to scale: infer or "
-                "collect the statistics instead"
-            )
+            lack = f"the head's weights of class {some(zero)} are all zero and have no direction to scale"
+            raise ValueError(f"{lack}: infer or collect the statistics instead")
         return cls._from_means(classifier, weight / norms * norms.mean(), "rescaled")
 
     @classmethod
     def _from_means(
         cls, classifier: Classifier, means: Tensor, how: Literal["inferred", "rescaled"]
     ) -> SourceStatistics:
-        classes, overall = anchors_around(means)
-        counts = (0,) * classifier.num_classes
-        origin = Origin(how, classifier.fingerprint(), 0, counts, "head")
         dtype = _statistics_dtype(classifier)
-
-        def stored(part: Gaussians) -> Gaussians:
-            return part.map(lambda tensor: tensor.to(dtype) if tensor.ndim else tensor)
-
-        return cls(stored(classes), stored(overall), origin)
+        classes, overall = (
+            part.map(lambda tensor: tensor.to(dtype) if tensor.ndim else tensor) for part in anchors_around(means)
+        )
+        origin = Origin(how, classifier.fingerprint(), 0, (0,) * classifier.num_classes, "head")
+        return cls(classes, overall, origin)
 
     def to(self, device: torch.device) -> SourceStatistics:
         """Move the statistics to a device."""
@@ -200,15 +211,13 @@ class SourceStatistics:
 
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, atomically."""
+        families = {part: gaussians.covariance.family for part, gaussians in self.parts.items()}
         tensors: dict[str, Tensor] = {}
-        families: dict[str, str] = {}
         for part, gaussians in self.parts.items():
-            families[part] = gaussians.covariance.family
             stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
-            tensors |= {f"{part}.{name}": tensor.contiguous() for name, tensor in stored.items()}
+            tensors |= {f"{part}.{name}": tensor for name, tensor in stored.items()}
         metadata = {"format": FORMAT, "families": json.dumps(families), "origin": self.origin.text()}
-        with replacing(path) as draft:
-            save_file(tensors, draft, metadata)
+        write_tensors(path, tensors, metadata)
 
     @classmethod
     def load(cls, path: Path | str, classifier: Classifier | None = None) -> SourceStatistics:
@@ -216,25 +225,18 @@ class SourceStatistics:
         path = Path(path)
         if not path.is_file():
             raise FileNotFoundError(f"no statistics file {path}")
-        device = "cpu" if classifier is None else str(classifier.mean.device)
+        device = "cpu" if classifier is None else str(classifier.device)
         try:
-            with safe_open(path, "pt", device) as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            tensors, metadata = read_tensors(path, device)
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
-            families = json.loads(metadata["families"])
-            origin = json.loads(metadata["origin"])
-            statistics = cls(
-                _read_gaussians(tensors, "classes", families),
-                _read_gaussians(tensors, "overall", families),
-                Origin(**{**origin, "counts": tuple(origin["counts"])}),
-                _read_gaussians(tensors, "projected", families) if "projected" in families else None,
-            )
+            origin, families = (json.loads(metadata[name]) for name in ("origin", "families"))
+            parts = {part: _read_gaussians(tensors, part, family) for part, family in families.items()}
+            statistics = cls(origin=Origin(**{**origin, "counts": tuple(origin["counts"])}), **parts)
             if statistics.overall.mean.shape != (1, statistics.classes.mean.shape[1]):
                 raise ValueError("overall: expected one Gaussian over the features of the classes")
         # What a forged file makes torch raise: indices, shapes and numbers out of range.
-        except (SafetensorError, LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{path} is not a readable statistics file: {error}") from error
         if classifier is not None:
             statistics.check(classifier)
@@ -243,26 +245,15 @@ class SourceStatistics:
 
 def _statistics_dtype(classifier: Classifier) -> torch.dtype:
     """Half-precision features are accumulated in float32."""
-    return torch.float64 if classifier.head.weight.dtype == torch.float64 else torch.float32
+    return torch.float64 if classifier.dtype == torch.float64 else torch.float32
 
 
-def _empty(count: int, classifier: Classifier, family: str | None, rank: int | None) -> RunningGaussians:
-    chosen, fitting = choose_family(count, classifier.feature_dim)
-    if family is not None and family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, not {family!r}")
-    return RunningGaussians.empty(
-        count,
-        classifier.feature_dim,
-        family=family or chosen,
-        rank=fitting if rank is None else rank,
-        dtype=_statistics_dtype(classifier),
-        device=classifier.mean.device,
-    )
-
-
-def _empty_projected(branch: ContrastiveBranch, classifier: Classifier) -> RunningGaussians:
-    dtype, device = _statistics_dtype(classifier), classifier.mean.device
-    return RunningGaussians.empty(1, branch.projection.out_features, family="full", dtype=dtype, device=device)
+def _buffered(count: int, dim: int, classifier: Classifier, family: str | None, rank: int | None) -> BufferedGaussians:
+    """Make Gaussians that no sample has come to yet, of a family or of the richest that fits."""
+    chosen, fitting = choose_family(count, dim)
+    kind: dict[str, Any] = {"family": family or chosen, "rank": fitting if rank is None else rank}
+    dtype, device = _statistics_dtype(classifier), classifier.device
+    return BufferedGaussians(RunningGaussians.empty(count, dim, dtype=dtype, device=device, **kind))
 
 
 def _split(item: Any) -> tuple[Tensor, Tensor | None]:
@@ -273,20 +264,14 @@ def _split(item: Any) -> tuple[Tensor, Tensor | None]:
     raise TypeError(f"the loader yields {type(item).__name__}; expected images or (images, labels)")
 
 
-def _read_gaussians(tensors: dict[str, Tensor], part: str, families: dict[str, str]) -> Gaussians:
+def _read_gaussians(tensors: dict[str, Tensor], part: str, family: str) -> Gaussians:
     stored = {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
     mean = stored.pop("mean")
-    covariance = FAMILIES[families[part]](**stored)
+    covariance = FAMILIES[family](**stored)
     # One matrix is written out whole, as the diagonal does not tell whether it is square.
     count, dim = mean.shape
     fits = covariance.diagonal().shape == mean.shape and all(len(t) == count for t in stored.values() if t.ndim)
     if not fits or covariance.rows(torch.tensor([0])).dense().shape != (1, dim, dim) or not mean.is_floating_point():
         raise ValueError(f"{part}: mean {tuple(mean.shape)} and covariance do not fit each other")
-    if not all(bool(tensor.isfinite().all()) for tensor in (mean, *stored.values())):
-        raise ValueError(f"{part}: contains NaN or infinity")
+    check_finite({"mean": mean, **stored}, part)
     return Gaussians(mean, covariance)
-
-
-def _some(numbers: list[int]) -> str:
-    """List at most ten numbers."""
-    return ", ".join(map(str, numbers[:10])) + (", ..." if len(numbers) > 10 else "")

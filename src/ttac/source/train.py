@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,26 +14,9 @@ from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
 from ttac.model.views import random_crop, random_flip
 from ttac.source.objectives import CrossEntropy, Objective, SourceBatch
+from ttac.source.spec import Amp, Recipe
 
 Progress = Callable[[int, int, float], None]  # epoch, epochs, mean training loss
-Amp = Literal["auto", "off", "bf16", "fp16"]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How long and how fast to train: SGD with momentum and a one-cycle rate."""
-
-    epochs: int
-    batch: int = 128
-    lr: float = 0.1  # at the peak
-    weight_decay: float = 5e-4
-    flip: bool = True  # whether a mirrored image is still of its class
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if min(self.epochs, self.batch) < 1 or not self.lr > 0 or self.weight_decay < 0 or self.seed < 0:
-            raise ValueError(f"epochs, batch and lr must be positive, weight_decay and seed not negative: {self}")
 
 
 class Trainer:
@@ -58,7 +40,7 @@ class Trainer:
             raise ValueError(f"{len(data)} images do not fill one batch of {recipe.batch}: lower batch")
         self.classifier, self.objective, self.data, self.recipe = classifier.train(), objective, data, recipe
         self.precision = precision
-        self.device = classifier.mean.device
+        self.device = classifier.device
         self.steps_done = 0
         self.total_steps = recipe.epochs * self.steps_an_epoch
         self._optimizer = torch.optim.SGD(
@@ -72,6 +54,9 @@ class Trainer:
         )
         # float16 gradients underflow without a scale; bfloat16 has the range of float32.
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=precision == torch.float16)
+        self._parts: dict[str, Any] = {
+            "classifier": classifier, "optimizer": self._optimizer, "schedule": self._schedule, "scaler": self._scaler
+        }  # fmt: skip
         self._generator = torch.Generator().manual_seed(recipe.seed)
         self._order = torch.empty(0, dtype=torch.long)
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=self.device)
@@ -132,10 +117,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """Give everything that the next step depends on; plain tensors, numbers and text."""
         return {
-            "classifier": self.classifier.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "schedule": self._schedule.state_dict(),
-            "scaler": self._scaler.state_dict(),
+            **{name: part.state_dict() for name, part in self._parts.items()},
             "generator": self._generator.get_state(),
             "randomness": self._randomness,
             "order": self._order,
@@ -145,10 +127,8 @@ class Trainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a `state_dict` of the same training."""
-        self.classifier.load_state_dict(state["classifier"])
-        self._optimizer.load_state_dict(state["optimizer"])
-        self._schedule.load_state_dict(state["schedule"])
-        self._scaler.load_state_dict(state["scaler"])
+        for name, part in self._parts.items():
+            part.load_state_dict(state[name])
         self._generator.set_state(state["generator"].cpu())
         self._randomness = [part.cpu() for part in state["randomness"]]
         self._order = state["order"].cpu()
@@ -202,7 +182,7 @@ def error_rate(classifier: Classifier, data: LabelledImages, batch: int = 512) -
     wrong = 0
     with evaluating(classifier):
         for images, labels in data.batches(batch):
-            wrong += int((classifier(images.to(classifier.mean.device)).argmax(1).cpu() != labels).sum())
+            wrong += int((classifier(images.to(classifier.device)).argmax(1).cpu() != labels).sum())
     return 100 * wrong / len(data)
 
 

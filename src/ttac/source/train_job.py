@@ -3,27 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ttac.common.files import text_hash
-from ttac.common.resumable import (
-    PROGRESS,
-    StoppedError,
-    alone_in,
-    is_complete,
-    plain_settings,
-    save_progress,
-    saved_progress,
-    signals_noted,
-)
+from ttac.common.files import read_lines, text_hash
+from ttac.common.lookup import let_own_networks_be_imported
+from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.classes import check_every_class_is_there, in_order_of, replace_head
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import find_data
@@ -31,91 +20,53 @@ from ttac.model.architectures import new_network
 from ttac.model.weights import LoadedModel, ModelDescription, check_size, classifier_of, usable_device
 from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
 from ttac.source.loading import load_model
-from ttac.source.objectives import CrossEntropy, Objective
+from ttac.source.spec import Recipe, TrainJob
 from ttac.source.statistics import SourceStatistics
-from ttac.source.train import Amp, Recipe, Trainer, choose_precision, error_rate
+from ttac.source.train import Trainer, choose_precision, error_rate
 
 USUAL_SHARE = 0.1  # kept for validation where the data bring no part of their own
 
 
-@dataclass(frozen=True)
-class TrainJob:
-    """What to train, on what, how, and where the bundle goes."""
-
-    data: str  # see `read_data`
-    out: Path
-    recipe: Recipe
-    arch: str | None = None  # None: that of `init`
-    arch_options: Mapping[str, int] = field(default_factory=dict)
-    objective: Objective = field(default_factory=CrossEntropy)
-    init: str | None = None  # bundle, file or name of a model to start from
-    validation_share: float | None = None  # of the training images; 0: none
-    validation_data: str | None = None
-    size: int | None = None  # of image files, which are resized and cropped to it
-    classes: tuple[str, ...] | None = None
-    mean: tuple[float, ...] | None = None  # None: that of `init`, or of the training pixels
-    std: tuple[float, ...] | None = None
-    collect_statistics: bool = False
-    device: str = "cpu"
-    amp: Amp = "auto"
-    checkpoint_every: float = 120.0  # seconds
-
-    def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
-        if self.arch is None and self.init is None:
-            raise ValueError("name the network with --arch, or a model to start from with --init")
-        if self.init is not None and self.arch_options:
-            raise ValueError("options of the network are those of the model to start from: leave them out")
-        if self.validation_share is not None and self.validation_data is not None:
-            raise ValueError("validation images are a share of the training images or data of their own, not both")
-        if self.validation_share is not None and not 0 <= self.validation_share < 1:
-            raise ValueError(f"the share for validation must be in [0, 1), not {self.validation_share}")
-
-
 def run_train(job: TrainJob, console: Console) -> None:
     """Do the job, or the rest of it."""
+    let_own_networks_be_imported(job.arch)
     initial = None if job.init is None else load_model(job.init, arch=job.arch)
     train, validation = _read_data(job, initial)
     if initial is not None:
         train, validation = in_order_of(initial.description.classes, train, validation)
-    if job.collect_statistics:  # which comes last, too late to find out
+    if job.stats:  # which comes last, too late to find out
         check_every_class_is_there(train)
     recipe = dataclasses.replace(job.recipe, flip=job.recipe.flip and train.flip)
     precision = choose_precision(job.amp, usable_device(job.device))
-    settings = _settings(job, recipe, train, validation, initial, precision)
-    if is_complete(job.out, DESCRIPTION, settings, lambda: dict(read_description(job.out)["training"]["settings"])):
-        console.print(f"{job.out} is complete: nothing to do", markup=False)
+    folder = JobFolder(job.out, _settings(job, recipe, train, validation, initial, precision))
+    if folder.is_complete(DESCRIPTION, lambda: read_description(job.out)["training"], console):
         return
     with alone_in(job.out):
-        saved = saved_progress(job.out, settings, (WEIGHTS, BRANCH, STATISTICS), _check_pixels)
+        saved = folder.saved((WEIGHTS, BRANCH, STATISTICS), _check_pixels)
         model = _untrained(job, train, initial, None if saved is None else saved["pixels"])
         check_size(model.classifier, train.size)
-        trainer = Trainer(model.classifier, job.objective, train, recipe, precision=precision)
+        trainer = Trainer(model.classifier, job.loss, train, recipe, precision=precision)
         numbers = f"{len(train)} images to train on, {0 if validation is None else len(validation)} to validate"
         kind = "float32" if precision is None else f"mixed precision with {str(precision).removeprefix('torch.')}"
         console.print(
             f"{model.description.arch}: {train.num_classes} classes, {train.size[0]} x {train.size[1]}, {numbers}, "
-            f"{job.objective.name}, {kind}",
+            f"{job.loss.name}, {kind}",
             markup=False,
         )
-        _Worker(job, settings, model, trainer, validation, console).run(saved)
+        _Worker(job, folder, model, trainer, validation, console).run(saved)
 
 
+@dataclass
 class _Worker:
     """One process's share of a job."""
 
-    def __init__(
-        self,
-        job: TrainJob,
-        settings: dict[str, Any],
-        model: LoadedModel,
-        trainer: Trainer,
-        validation: LabelledImages | None,
-        console: Console,
-    ) -> None:
-        self.job, self.settings, self.model, self.trainer = job, settings, model, trainer
-        self.validation, self.console = validation, console
-        self.history: list[dict[str, float | None]] = []  # by epoch
+    job: TrainJob
+    folder: JobFolder
+    model: LoadedModel
+    trainer: Trainer
+    validation: LabelledImages | None
+    console: Console
+    history: list[dict[str, float | None]] = field(default_factory=list)  # by epoch
 
     def run(self, saved: dict[str, Any] | None) -> None:
         trainer = self.trainer
@@ -124,15 +75,15 @@ class _Worker:
                 trainer.load_state_dict(saved["trainer"])
                 self.history = [dict(epoch) for epoch in saved["history"]]
             except Exception as error:  # a damaged or forged file fails wherever it likes
-                path = self.job.out / PROGRESS
-                raise ValueError(f"{path} is damaged, delete {self.job.out} and start again: {error}") from error
+                raise self.folder.damaged(error) from error
             self.console.print(f"going on after {trainer.steps_done} of {trainer.total_steps} steps", markup=False)
         self._walk()
         self._finish()
 
     def _walk(self) -> None:
-        trainer, checkpointed = self.trainer, time.monotonic()
-        with signals_noted(self.console) as noted, self._progress() as progress:
+        trainer = self.trainer
+        with signals_noted(self.console) as noted, image_progress(self.console, "{task.fields[note]}") as progress:
+            checkpoints = Checkpoints(self.job.checkpoint_every, noted, self._checkpoint)
             task = progress.add_task("training", total=trainer.total_steps, note="")
             while not trainer.finished:
                 trainer.step()
@@ -140,22 +91,7 @@ class _Worker:
                     self._end_epoch()
                 note = f"epoch {trainer.epochs_done + (not trainer.at_epoch_end)}, loss {trainer.mean_loss():.3f}"
                 progress.update(task, completed=trainer.steps_done, note=note)
-                due = time.monotonic() - checkpointed >= self.job.checkpoint_every
-                if noted or due or trainer.finished:
-                    self._checkpoint()
-                    checkpointed = time.monotonic()
-                if noted:
-                    done = f"stopped after {trainer.steps_done} of {trainer.total_steps} steps"
-                    raise StoppedError(noted[0], f"{done}; the same command goes on from there")
-
-    def _progress(self) -> Progress:
-        return Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[note]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
+                checkpoints.after_step(f"{trainer.steps_done} of {trainer.total_steps} steps", trainer.finished)
 
     def _end_epoch(self) -> None:
         loss = self.trainer.mean_loss()
@@ -167,24 +103,19 @@ class _Worker:
 
     def _checkpoint(self) -> None:
         description = self.model.description
-        content = {
-            "settings": self.settings,
-            "pixels": {"mean": list(description.mean or ()), "std": list(description.std or ())},
-            "history": self.history,
-            "trainer": self.trainer.state_dict(),
-        }
-        save_progress(self.job.out, content)
+        pixels = {"mean": list(description.mean or ()), "std": list(description.std or ())}
+        self.folder.save(pixels=pixels, history=self.history, trainer=self.trainer.state_dict())
 
     def _finish(self) -> None:
         classifier, job = self.trainer.classifier.eval(), self.job
         statistics = None
-        if job.collect_statistics:
+        if job.stats:
             self.console.print("collecting source statistics", markup=False)
             statistics = SourceStatistics.collect(classifier, self.trainer.data.batches(self.trainer.recipe.batch))
         error = self.history[-1]["validation_error"]
-        training = {"settings": self.settings, "validation_error": error, "epochs": self.history}
-        save_bundle(job.out, Bundle(classifier, self.model.description, job.objective, statistics, training))
-        (job.out / PROGRESS).unlink()
+        training = {"settings": self.folder.settings, "validation_error": error, "epochs": self.history}
+        save_bundle(job.out, Bundle(classifier, self.model.description, job.loss, statistics, training))
+        self.folder.finish()
         known = "unknown" if error is None else f"{error:.2f} %"
         self.console.print(f"{job.out}: {classifier.fingerprint()}, validation error {known}", markup=False)
 
@@ -194,24 +125,22 @@ def _read_data(job: TrainJob, initial: LoadedModel | None) -> tuple[LabelledImag
     size = known.size if job.size is None else (job.size, job.size)
     source = find_data(job.data)
     read: dict[str, Any] = {"channels": known.channels, "crop_pct": known.crop_pct}
-    data = source.read("train", size=size, classes=job.classes, **read).in_memory()
+    classes = None if job.classes is None else read_lines(job.classes)
+    data = source.read("train", size=size, classes=classes, **read).in_memory()
     if job.size is not None and data.size != size:
         raise ValueError(f"{job.data} is of {data.size[0]} x {data.size[1]}: --size is for image files alone")
-    if job.classes is not None and len(job.classes) != data.num_classes:
-        raise ValueError(f"there are {len(job.classes)} class names for {data.num_classes} classes")
-    if job.validation_share == 0:
+    if classes is not None and len(classes) != data.num_classes:
+        raise ValueError(f"there are {len(classes)} class names for {data.num_classes} classes")
+    if job.val == 0:
         return data, None
-    if job.validation_data is not None:
-        source = find_data(job.validation_data)
-    elif job.validation_share is not None or "test" not in source.splits:
-        return data.split(job.validation_share or USUAL_SHARE, job.recipe.seed)
+    if job.val_data is not None:
+        source = find_data(job.val_data)
+    elif job.val is not None or "test" not in source.splits:
+        return data.split(job.val or USUAL_SHARE, job.recipe.seed)
     part = "test" if "test" in source.splits else "train"
     held = source.read(part, size=data.size, classes=data.classes, **read).in_memory()
     if (held.size, held.channels) != (data.size, data.channels) or held.num_classes > data.num_classes:
-        raise ValueError(
-            f"validation images are {held.channels} x {held.size[0]} x {held.size[1]} of {held.num_classes} classes, "
-            f"training images {data.channels} x {data.size[0]} x {data.size[1]} of {data.num_classes}"
-        )
+        raise ValueError(f"validation images are {held.kind}, training images {data.kind}")
     return data, held
 
 
@@ -240,8 +169,8 @@ def _untrained(
         )
         model = classifier_of(network, description, device=job.device)
         branch = None if initial is None else initial.classifier.branch
-        if branch is None or branch.kind != job.objective.branch:
-            branch = job.objective.new_branch(model.classifier.feature_dim)
+        if branch is None or branch.kind != job.loss.branch:
+            branch = job.loss.new_branch(model.classifier.feature_dim)
         model.classifier.branch = None if branch is None else branch.to(job.device)
     if model.classifier.channels != data.channels:
         raise ValueError(f"the model takes {model.classifier.channels} channels, the images have {data.channels}")
@@ -257,7 +186,7 @@ def _settings(
     precision: torch.dtype | None,
 ) -> dict[str, Any]:
     """Name all that the bundle depends on, as plain JSON."""
-    settings = {
+    return {
         "data": train.fingerprint,
         "images": len(train),
         "validation": None if validation is None else [validation.fingerprint, len(validation)],
@@ -268,13 +197,12 @@ def _settings(
         "init": None if initial is None else initial.classifier.fingerprint(),
         "mean": job.mean,
         "std": job.std,
-        "objective": job.objective.as_dict(),
+        "objective": job.loss.as_dict(),
         **dataclasses.asdict(recipe),
         "precision": str(precision or torch.float32),
-        "statistics": job.collect_statistics,
+        "statistics": job.stats,
         "device": job.device,
     }
-    return plain_settings(settings)
 
 
 def _check_pixels(saved: dict[str, Any]) -> None:
