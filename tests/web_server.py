@@ -22,12 +22,11 @@ class Web:
     files: dict[str, bytes] = field(default_factory=dict)
     redirects: dict[str, str] = field(default_factory=dict)
     ranges: bool = True
-    wrong_ranges: bool = False  # answers with another part than was asked for
+    wrong_ranges: bool = False  # answers with the whole, as a part, whatever was asked for
     breaks: list[int] = field(default_factory=list)  # bytes after which one answer each breaks off
     errors: list[int] = field(default_factory=list)  # codes of the next answers
     resets: int | None = None  # bytes after which every answer is reset
     tag: str | None = None  # ETag of all files
-    knows_if_range: bool = True
     length: str | None = None  # Content-Length, if not the true one; empty: none
     raw: bytes | None = None  # all of the answer
     asked: list[tuple[str, str | None]] = field(default_factory=list)  # path and Range
@@ -60,7 +59,7 @@ def serving(**content: bytes) -> Iterator[Web]:
                 self.send_error(404)
 
         def send(self, body: bytes, wanted: str | None) -> None:
-            if web.knows_if_range and self.headers.get("If-Range", web.tag) != web.tag:
+            if self.headers.get("If-Range", web.tag) != web.tag:
                 wanted = None
             match = re.fullmatch(r"bytes=(\d+)-", wanted or "")
             start = 0 if match is None else int(match[1])
@@ -69,8 +68,8 @@ def serving(**content: bytes) -> Iterator[Web]:
                 return
             self.send_response(200 if match is None else 206)
             if match is not None:
-                shown = 0 if web.wrong_ranges else start
-                self.send_header("Content-Range", f"bytes {shown}-{len(body) - 1}/{len(body)}")
+                start = 0 if web.wrong_ranges else start
+                self.send_header("Content-Range", f"bytes {start}-{len(body) - 1}/{len(body)}")
             if web.tag is not None:
                 self.send_header("ETag", web.tag)
             length = str(len(body) - start) if web.length is None else web.length

@@ -24,15 +24,14 @@ def enlarged(images: torch.Tensor) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def errors() -> dict[str, list[float]]:
     """Errors of a network trained on clean digits, by corruption and severity, in percent."""
-    digits = load_digits()
+    images, labels = load_digits("train")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ResNet(8, 10, channels=1, width=8, stem_stride=6)
     classifier = Classifier(network, mean=[0.3], std=[0.38])
-    train_source(
-        classifier, enlarged(digits.source_images), digits.source_labels, Recipe(epochs=10, batch=64, flip=False)
-    )
-    images, labels, index = enlarged(digits.target_images[:COUNT]), digits.target_labels[:COUNT], torch.arange(COUNT)
+    train_source(classifier, enlarged(images), labels, Recipe(epochs=10, batch=64, flip=False))
+    images, labels = load_digits("test")
+    images, labels, index = enlarged(images[:COUNT]), labels[:COUNT], torch.arange(COUNT)
 
     def error(name: str, severity: int) -> float:
         with torch.no_grad():

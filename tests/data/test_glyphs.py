@@ -10,9 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+from data_helpers import read_data
 from ttac.cli import main
 from ttac.data.labelled import LabelledImages
-from ttac.data.sets import find_data, read_data
+from ttac.data.sets import find_data
 from ttac.data.sets.check import check_data
 from ttac.data.sets.glyphs import PENS, draw_digit, draw_glyphs, font_folder
 

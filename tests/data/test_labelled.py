@@ -11,9 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
+from data_helpers import read_data
 from ttac.data import labelled
 from ttac.data.labelled import LabelledImages, from_tensors
-from ttac.data.sets import find_data, image_files, read_data
+from ttac.data.sets import find_data, image_files
 
 COUNT = 12
 
@@ -181,7 +182,7 @@ def test_mistakes_are_named(tmp_path: Path, pixels: torch.Tensor) -> None:
         read(str(folder)).in_memory()
     assert len(read(str(folder), size=(8, 8))) == COUNT + 1
     (folder / "a/99.png").rename(folder / "99.png")
-    with pytest.raises(ValueError, match="put the images of each class into a subfolder"):
+    with pytest.raises(ValueError, match="in no class subfolder"):
         read(str(folder)).in_memory()
 
 
@@ -207,5 +208,5 @@ def test_a_list_may_have_a_mark_and_empty_lines_and_nothing_else_is_read_as_one(
     assert read(str(folder)).labels.tolist() == [1] * COUNT
     for content in (b"ustar\0" + bytes(5000), b"x" * 5000):
         (folder / "image_list.txt").write_bytes(content)
-        with pytest.raises(ValueError, match=r"image_list.txt is neither a folder nor a list"):
+        with pytest.raises(ValueError, match=r"image_list.txt"):
             read(str(folder))

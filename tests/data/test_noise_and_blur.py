@@ -15,7 +15,7 @@ from torch import Tensor
 from references import noise_and_blur as reference
 from references.images import natural_images
 from ttac.data.corruptions import CORRUPTIONS, EXTRA, Corruption, blur, filters
-from ttac.data.corruptions.constants import constants
+from ttac.data.corruptions.constants import LARGE, SEVERITIES, SMALL, constants
 from ttac.data.corruptions.draws import Draws
 from ttac.data.corruptions.filters import clipped_zoom, gaussian_filter, motion_blur_along
 from ttac.data.corruptions.noise import poisson_table
@@ -309,9 +309,9 @@ def test_every_bit_of_the_seed_and_of_the_purpose_counts() -> None:
 
 
 def test_seeds_and_indices_out_of_range_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"the seed must be below 2\^64: 18446744073709551616"):
+    with pytest.raises(ValueError, match="seed"):
         Corruption("fog", seed=2**64)
-    with pytest.raises(ValueError, match="the seed must not be negative: -1"):
+    with pytest.raises(ValueError, match="seed"):
         Corruption("fog", seed=-1)
     images = torch.zeros(2, 3, 32, 32, dtype=torch.uint8)
     with pytest.raises(ValueError, match="the index of a sample must not be negative: -3"):
@@ -330,26 +330,20 @@ def test_no_images_are_no_images_still(name: str, channels: int) -> None:
 
 @pytest.mark.parametrize("name", [*CORRUPTIONS, *EXTRA])
 def test_a_strength_that_makes_no_sense_is_refused(name: str) -> None:
-    image, number = to_tensor(natural_images(1, 32, 32)), len(constants(name, 1, 32))
+    number = len(constants(name, 1, 32))
     for wrong in (-0.1, math.nan, math.inf):
-        with pytest.raises(ValueError, match=f"{name} has constants that are finite and not negative"):
+        with pytest.raises(ValueError, match=f"strength|{name} takes"):
             Corruption(name, strength=(wrong,) * number)
-    with pytest.raises(ValueError, match=f"{name} has {number} constants, not {number + 1}"):
+    with pytest.raises(ValueError, match=f"{name} takes"):
         Corruption(name, strength=(1.0,) * (number + 1))
-    for odd in (0.0, 1e30):
-        try:
-            assert Corruption(name, strength=(odd,) * number)(image, torch.arange(1)).shape == image.shape
-        except ValueError as error:
-            assert str(error).startswith(f"{name} ")  # noqa: PT017 (some constants take any value)
-
-
-@pytest.mark.parametrize(
-    ("name", "strength"),
-    [("pixelate", (0.0,)), ("shot_noise", (0.0,)), ("motion_blur", (6.0, 0.0)), ("fog", (1.0, 0.0))],
-)
-def test_a_strength_that_cannot_be_applied_is_named(name: str, strength: tuple[float, ...]) -> None:
-    with pytest.raises(ValueError, match=rf"{name} .*of the strength \({strength[0]}"):
-        Corruption(name, strength=strength)(to_tensor(natural_images(1, 32, 32)), torch.arange(1))
+    published = [constants(name, severity, side) for severity in SEVERITIES for side in (SMALL, LARGE)]
+    for pixels in (8, 32):
+        for least_or_most in (lambda column: min(column) / 10, lambda column: max(column) * 10):
+            extreme = Corruption(name, strength=tuple(map(least_or_most, zip(*published, strict=True))))
+            try:
+                assert extreme(torch.zeros(1, 1, pixels, pixels, dtype=torch.uint8), torch.arange(1)).shape[0] == 1
+            except ValueError as error:
+                assert f"cannot have {name} of the strength" in str(error)  # noqa: PT017
 
 
 def test_a_name_that_is_nearly_right_is_suggested() -> None:

@@ -19,12 +19,12 @@ from PIL import Image
 from torch import Tensor
 
 import ttac
+from data_helpers import read_data
 from ttac import checks
+from ttac.adaptation.adapter import Adapter
 from ttac.data.labelled import LabelledImages, from_tensors
-from ttac.data.sets import read_data
 from ttac.data.streams import Domain, Scenario, Stream
 from ttac.data.streams.prefetch import prefetched
-from ttac.methods.base import Adapter
 
 BATCH = 8
 
@@ -188,7 +188,7 @@ def test_a_process_ends_in_the_middle_of_a_walk() -> None:
 
 
 def test_a_folder_is_read_as_it_streams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ttac.data.sets import image_files
+    from ttac.data import folder
 
     random = np.random.default_rng(0)
     for number in range(40):
@@ -196,13 +196,13 @@ def test_a_folder_is_read_as_it_streams(tmp_path: Path, monkeypatch: pytest.Monk
         path.parent.mkdir(exist_ok=True)
         Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(path)
     opened: list[str] = []
-    decode = image_files.read_image
+    decode = folder.read_image
 
     def counted(path: Path, *arguments: object) -> Tensor:
         opened.append(path.name)
         return decode(path, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(image_files, "read_image", counted)
+    monkeypatch.setattr(folder, "read_image", counted)
     data = read_data(str(tmp_path))
     stream = Stream([Domain("a", data)], Scenario(batch=10), prefetch=1)
     assert opened == []

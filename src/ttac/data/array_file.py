@@ -7,17 +7,16 @@ import json
 import math
 import os
 import shutil
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from ttac.common.files import replacing, text_hash, to_disk
-from ttac.common.resumable import StoppedError
+from ttac.common.files import full_disk_explained, replacing, text_hash, to_disk
+from ttac.common.resumable import Checkpoints
 
 SYNC_SECONDS = 5.0
 
@@ -31,9 +30,9 @@ class ArrayFile:
     written: a memory map of a sparse file would end the process, without a message, where the disk is full.
 
     >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder, ArrayFile(Path(folder, "a.npy"), (3, 2), {}) as file:
-    ...     file.fill(lambda start: np.full((1, 2), start, np.uint8))
-    ...     np.load(file.path).tolist()
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     ArrayFile(Path(folder, "a.npy"), (3, 2), {}).fill(lambda start: np.full((1, 2), start, np.uint8))
+    ...     np.load(Path(folder, "a.npy")).tolist()
     [[0, 0], [1, 1], [2, 2]]
     """
 
@@ -41,32 +40,9 @@ class ArrayFile:
         self.path, self.shape = path, shape
         self._part, self._note = part_of(path), path.with_name(f".{path.name}.rows")
         self._header = _header(shape)
-        self._settings = text_hash([json.dumps(settings, sort_keys=True)])
+        self._settings = text_hash([json.dumps([shape, settings], sort_keys=True)])
         self._row_bytes = math.prod(shape[1:])
         self.rows = self._rows_there()
-        self._stack = ExitStack()
-        self._synced = time.monotonic()
-
-    def __enter__(self) -> ArrayFile:
-        """Open the file behind the rows that count."""
-        if self.path.exists():
-            self._note.unlink(missing_ok=True)  # where the process died between the two
-            return self
-        with self._failures_explained():
-            if not self.rows and self._note.exists():
-                self._note.unlink()  # first, or it would count the new rows as those of its own settings
-                to_disk(self.path.parent)
-            self._part.touch()
-            self._file = self._stack.enter_context(io.FileIO(self._part, "r+"))
-            self._file.truncate(self._place(self.rows) if self.rows else 0)
-            self._file.seek(0, os.SEEK_END)
-            if not self.rows:
-                self._write(self._header)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        """Close the file and leave it as it is."""
-        self._stack.close()
 
     @property
     def whole(self) -> bool:
@@ -75,29 +51,12 @@ class ArrayFile:
 
     def fill(self, produce: Callable[[int], np.ndarray], noted: Sequence[int] = ()) -> None:
         """Append what `produce` makes from each row on until the file is whole, or a signal is noted."""
-        while not self.whole:
-            self.append(produce(self.rows))
-            if noted:
-                self.sync()
-                done = f"stopped after {self.rows} of {self.shape[0]} images of {self.path.name}"
-                raise StoppedError(noted[0], f"{done}; the same command goes on from there")
-        self.finish()
-
-    def append(self, rows: np.ndarray) -> None:
-        """Write some rows `[n, ...]` behind those that are there."""
-        if rows.dtype != np.uint8 or rows.shape[1:] != self.shape[1:] or self.rows + len(rows) > self.shape[0]:
-            raise ValueError(f"rows {rows.dtype} {rows.shape} do not fit behind {self.rows} of uint8 {self.shape}")
-        with self._failures_explained():
-            try:
-                self._write(rows.tobytes())
-            except OSError:
-                with suppress(OSError):  # without the torn rows there may be space to count the others
-                    self._file.truncate(self._place(self.rows))
-                    self._sync()
-                raise
-            self.rows += len(rows)
-            if time.monotonic() - self._synced >= SYNC_SECONDS:
-                self._sync()
+        if not self.path.exists():
+            with full_disk_explained(self.path):
+                self._write_rows(produce, noted)
+                self._part.replace(self.path)
+                to_disk(self.path.parent)
+        self._note.unlink(missing_ok=True)
 
     def read(self, start: int, stop: int) -> np.ndarray:
         """Read some of the rows that are there."""
@@ -106,91 +65,72 @@ class ArrayFile:
             count = (min(stop, self.rows) - start) * self._row_bytes
             return np.fromfile(file, np.uint8, count).reshape(-1, *self.shape[1:])
 
-    def sync(self) -> None:
-        """Make the rows so far count."""
-        with self._failures_explained():
-            self._sync()
-
-    def finish(self) -> None:
-        """Give the file its name, if all rows are there."""
-        if not self.whole:
-            raise ValueError(f"{self.path} has {self.rows} of {self.shape[0]} rows")
-        if self.path.exists():
-            return
-        with self._failures_explained():
-            self._sync()
-            self._part.replace(self.path)
+    def _write_rows(self, produce: Callable[[int], np.ndarray], noted: Sequence[int]) -> None:
+        if self.rows:
+            os.truncate(self._part, self._place(self.rows))
+        else:
+            self._note.unlink(missing_ok=True)  # first, or it would count the new rows as those of its own settings
             to_disk(self.path.parent)
-            self._note.unlink()
+        with io.FileIO(self._part, "a" if self.rows else "w") as file:
+            if not self.rows:
+                _write(file, self._header)
+            checkpoints = Checkpoints(SYNC_SECONDS, noted, lambda: self._sync(file))
+            while not self.whole:
+                rows = produce(self.rows)
+                try:
+                    _write(file, rows.tobytes())
+                except OSError:
+                    with suppress(OSError):  # without the torn rows there may be space to count the others
+                        file.truncate(self._place(self.rows))
+                        self._sync(file)
+                    raise
+                self.rows += len(rows)
+                checkpoints.after_step(f"{self.rows} of {self.shape[0]} images of {self.path.name}", self.whole)
 
     def _rows_there(self) -> int:
         if self.path.exists():
-            if not self._begins_well(self.path) or self.path.stat().st_size != self._place(self.shape[0]):
-                raise ValueError(
-                    f"{self.path} is not an array of uint8 {self.shape}: delete it, and the same command writes it "
-                    "again"
-                )
+            with self.path.open("rb") as file:
+                begins_well = file.read(len(self._header)) == self._header
+            if not begins_well or self.path.stat().st_size != self._place(self.shape[0]):
+                wrong = f"{self.path} is not an array of uint8 {self.shape}"
+                raise ValueError(f"{wrong}: delete it, and the same command writes it again")
             return self.shape[0]
         try:
             count, settings = self._note.read_text().split()
-            rows = int(count)
+            rows, there = int(count), self._part.stat().st_size
         except (OSError, ValueError):
             return 0
-        fits = settings == self._settings and 0 <= rows <= self.shape[0] and self._begins_well(self._part)
-        return rows if fits and self._part.stat().st_size >= self._place(rows) else 0
-
-    def _begins_well(self, path: Path) -> bool:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return file.read(len(self._header)) == self._header
+        fits = settings == self._settings and 0 <= rows <= self.shape[0] and there >= self._place(rows)
+        return rows if fits else 0
 
     def _place(self, row: int) -> int:
         return len(self._header) + row * self._row_bytes
 
-    def _write(self, content: bytes) -> None:
-        rest = memoryview(content)
-        while rest:  # a disk that is nearly full takes the first part of it
-            rest = rest[self._file.write(rest) :]
-
-    def _sync(self) -> None:
-        os.fsync(self._file.fileno())
+    def _sync(self, file: io.FileIO) -> None:
+        """Make the rows so far count."""
+        os.fsync(file.fileno())
         with replacing(self._note) as draft:
             draft.write_text(f"{self.rows} {self._settings}\n")
-        self._synced = time.monotonic()
-
-    @contextmanager
-    def _failures_explained(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            missing = self._place(self.shape[0]) - self._place(self.rows)
-            free = shutil.disk_usage(self.path.parent).free
-            raise OSError(
-                f"{self.path} cannot be written after {self.rows} of {self.shape[0]} rows ({error.strerror}): "
-                f"{mebibytes(missing)} are missing, {mebibytes(free)} are free. What is there is kept: make space, and "
-                "the same command goes on"
-            ) from error
 
 
-def save_array(path: Path, array: np.ndarray) -> None:
-    """Write a small array at once, atomically."""
-    with replacing(path) as draft, draft.open("wb") as file:
-        np.save(file, array, allow_pickle=False)
+def _write(file: io.FileIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:  # a disk that is nearly full takes the first part of it
+        rest = rest[file.write(rest) :]
 
 
-def save_labels(path: Path, labels: Tensor, num_classes: int) -> None:
-    """Write labels `[N]` as uint8, as the public sets have them, or as int64 where there are more classes."""
-    save_array(path, _stored(labels, num_classes))
+def ensure_labels(path: Path, labels: Tensor, num_classes: int) -> bool:
+    """Write labels `[N]` where there is no file of them, and tell if there was; raise an error where it has others.
 
-
-def has_labels(path: Path, labels: Tensor, num_classes: int) -> bool:
-    """Tell whether a file is there that `save_labels` wrote; raise an error where it is another or damaged."""
+    They are uint8, as the public sets have them, or int64 where there are more classes.
+    """
+    content = io.BytesIO()
+    np.save(content, labels.numpy().astype(np.uint8 if num_classes <= 256 else np.int64), allow_pickle=False)
     if not path.exists():
+        with replacing(path) as draft:
+            draft.write_bytes(content.getvalue())
         return False
-    expected = io.BytesIO()
-    np.save(expected, _stored(labels, num_classes), allow_pickle=False)
-    if path.read_bytes() != expected.getvalue():
+    if path.read_bytes() != content.getvalue():
         raise ValueError(f"{path} does not hold the labels: delete it, and the same command writes it again")
     return True
 
@@ -209,9 +149,8 @@ def check_space(out: Path, sizes: dict[str, int]) -> None:
     place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
     free = shutil.disk_usage(place).free
     if needed > free:
-        raise OSError(
-            f"{out} needs {mebibytes(needed)} more, and {mebibytes(free)} are free: make space, or choose another --out"
-        )
+        lack = f"{out} needs {mebibytes(needed)} more, and {mebibytes(free)} are free"
+        raise OSError(f"{lack}: make space, or take another folder")
 
 
 def mebibytes(count: int) -> str:
@@ -221,10 +160,6 @@ def mebibytes(count: int) -> str:
     '2.5 MiB'
     """
     return f"{count / 2**20:.1f} MiB"
-
-
-def _stored(labels: Tensor, num_classes: int) -> np.ndarray:
-    return labels.numpy().astype(np.uint8 if num_classes <= 256 else np.int64)
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

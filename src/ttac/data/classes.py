@@ -7,6 +7,7 @@ import dataclasses
 import torch
 from torch import nn
 
+from ttac.common.lookup import some
 from ttac.data.labelled import LabelledImages
 from ttac.model.weights import LoadedModel
 
@@ -23,17 +24,17 @@ def in_order_of(
         return data, held
     given = data.classes or names
     if sorted(given) != sorted(names):
+        same = "another number of the same"
         news, olds = sorted(set(given) - set(names)), sorted(set(names) - set(given))
         raise ValueError(
-            f"the classes of the data are not those of the model ({_some(news)} instead of {_some(olds)}), whose head "
-            "would take the ones for the others: rename them, or use a file of the weights without class names (save "
-            "model.state_dict())"
+            f"the classes of the data are not those of the model ({some(news) or same} instead of "
+            f"{some(olds) or same}), whose head would take the ones for the others: rename them, or use a file of the "
+            "weights without class names (save model.state_dict())"
         )
     numbers = torch.empty(len(names), dtype=torch.long)
     # Sorting is stable, so that names which occur twice are matched one by one.
-    numbers[sorted(range(len(names)), key=given.__getitem__)] = torch.tensor(
-        sorted(range(len(names)), key=names.__getitem__)
-    )
+    old, new = (sorted(range(len(names)), key=order.__getitem__) for order in (given, names))
+    numbers[old] = torch.tensor(new)
 
     def renumbered(part: LabelledImages) -> LabelledImages:
         return dataclasses.replace(part, labels=numbers[part.labels], num_classes=len(names), classes=names)
@@ -47,7 +48,7 @@ def check_every_class_is_there(data: LabelledImages) -> None:
     if missing:
         names = [str(number) if data.classes is None else data.classes[number] for number in missing]
         raise ValueError(
-            f"there is no image to train on of class {_some(names)}: add some, keep fewer for validation (--val), or "
+            f"there is no image to train on of class {some(names)}: add some, keep fewer for validation (--val), or "
             "leave --stats out, as every class needs an anchor"
         )
 
@@ -57,8 +58,3 @@ def replace_head(model: LoadedModel, num_classes: int) -> None:
     owner, _, name = model.classifier.head_name.rpartition(".")
     head = nn.Linear(model.classifier.feature_dim, num_classes, model.classifier.head.bias is not None)
     setattr(model.classifier.model.get_submodule(owner), name, head)
-
-
-def _some(names: list[str]) -> str:
-    """List at most ten names."""
-    return (", ".join(names[:10]) + (", ..." if len(names) > 10 else "")) or "another number of the same"

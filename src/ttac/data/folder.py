@@ -39,15 +39,11 @@ def list_images(folder: Path | str) -> list[str]:
     if not folder.is_dir():
         raise FileNotFoundError(f"no folder {folder}")
     inside = folder.resolve()
-    found, outside = [], 0
-    for name, is_link in _images_below(folder):
-        # Folders that are links are not walked into, so a file leads out only where it is one itself.
-        if is_link and not (folder / name).resolve().is_relative_to(inside):
-            outside += 1
-        else:
-            found.append(name)
+    below = list(_images_below(folder))
+    # Folders that are links are not walked into, so a file leads out only where it is one itself.
+    found = [name for name, is_link in below if not is_link or (folder / name).resolve().is_relative_to(inside)]
     if not found:
-        reason = f"; {outside} links lead out of it" if outside else ""
+        reason = f"; {len(below)} links lead out of it" if below else ""
         raise ValueError(f"no image in {folder} ({', '.join(sorted(SUFFIXES))}){reason}")
     return sorted(found)
 
@@ -73,7 +69,7 @@ def labels_by_subfolder(files: Sequence[str], num_classes: int, classes: Sequenc
     """
     flat = [name for name in files if "/" not in name]
     if flat:
-        raise ValueError(f"{len(flat)} images are in no class subfolder ({', '.join(flat[:3])}): group by prediction")
+        raise ValueError(f"{len(flat)} images are in no class subfolder ({', '.join(flat[:3])}): put each into one")
     folders = {name: name.split("/")[0] for name in files}
     found = sorted(set(folders.values()))
     if classes is None:
@@ -125,6 +121,14 @@ def read_image(path: Path, size: tuple[int, int] | None, channels: int, crop_pct
         return image_pixels(image, size, channels, crop_pct)
 
 
+def read_levels(path: Path, size: tuple[int, int] | None, channels: int, crop_pct: float = 1.0) -> Tensor:
+    """Read one image as `read_image` does, in uint8; where that fails, the error names the file."""
+    try:
+        return (255 * read_image(path, size, channels, crop_pct)).round_().byte()
+    except UnreadableImageError as error:
+        raise ValueError(f"{path} cannot be read ({error}): remove it, or get it again") from error
+
+
 def image_pixels(
     image: Image.Image,
     size: tuple[int, int] | None,
@@ -141,6 +145,16 @@ def image_pixels(
         raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
     pixels = torch.from_numpy(np.array(image)).reshape(image.height, image.width, -1)
     return pixels.permute(2, 0, 1).float() / 255
+
+
+def check_shape(name: str, image: Tensor, expected: tuple[int, int]) -> None:
+    """Raise an error where an image `[C, H, W]` has another height or width than the first one."""
+    height, width = image.shape[1:]
+    if (height, width) != expected:
+        raise ValueError(
+            f"{name} is {height} x {width}, the first image {expected[0]} x {expected[1]}: give the size to use "
+            "(--size), and all are resized to it"
+        )
 
 
 @dataclass
@@ -178,12 +192,7 @@ class FolderStream:
                 except UnreadableImageError as error:
                     self.unreadable(name, str(error))
                     continue
-                if image.shape[1:] != expected:
-                    height, width = image.shape[1:]
-                    raise ValueError(
-                        f"{name} is {height} x {width}, the first image {expected[0]} x {expected[1]}: give the size "
-                        "that the model wants (--size), and all are resized to it"
-                    )
+                check_shape(name, image, expected)
                 images.append(image)
                 names.append(name)
             self.next_batch += 1

@@ -33,6 +33,11 @@ class LabelledImages:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def kind(self) -> str:
+        """What the images are like, in words."""
+        return f"{self.channels} x {self.size[0]} x {self.size[1]} of {self.num_classes} classes"
+
     def batches(self, size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield all images in order, `[n, C, H, W]` in [0, 1], with their labels."""
         for rows in torch.arange(len(self)).split(size):

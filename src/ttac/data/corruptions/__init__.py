@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +13,10 @@ from torch import Tensor
 
 from ttac.common.files import text_hash
 from ttac.common.lookup import pick
+from ttac.common.options import Checked, setting
 from ttac.data.corruptions import blur, digital, noise, spatter, weather
-from ttac.data.corruptions.constants import NAMES, SEVERITIES, SMALL, constants, table_side
-from ttac.data.corruptions.draws import Draws, check_seed
+from ttac.data.corruptions.constants import NAMES, SEVERITIES, check_strength, constants, table_side
+from ttac.data.corruptions.draws import SEEDS, Draws
 from ttac.data.corruptions.filters import cut_to_bytes
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
@@ -27,26 +27,9 @@ _VALUES_AT_ONCE = 2**21  # bounds the memory of large batches: 14 images of 224 
 
 # images [N, C, H, W] in [0, 1] on 8-bit levels, constants of the severity, draws -> the same shape; `Corruption` clips
 Apply = Callable[[Tensor, tuple[float, ...], Draws], Tensor]
+_MODULES = (noise, blur, weather, digital, spatter)
 _APPLY: dict[str, Apply] = {
-    "gaussian_noise": noise.gaussian_noise,
-    "shot_noise": noise.shot_noise,
-    "impulse_noise": noise.impulse_noise,
-    "defocus_blur": blur.defocus_blur,
-    "glass_blur": blur.glass_blur,
-    "motion_blur": blur.motion_blur,
-    "zoom_blur": blur.zoom_blur,
-    "snow": weather.snow,
-    "frost": weather.frost,
-    "fog": weather.fog,
-    "brightness": digital.brightness,
-    "contrast": digital.contrast,
-    "elastic_transform": digital.elastic_transform,
-    "pixelate": digital.pixelate,
-    "jpeg_compression": digital.jpeg_compression,
-    "speckle_noise": noise.speckle_noise,
-    "gaussian_blur": blur.gaussian_blur,
-    "spatter": spatter.spatter,
-    "saturate": digital.saturate,
+    name: getattr(module, name) for name in NAMES for module in _MODULES if hasattr(module, name)
 }
 
 
@@ -61,7 +44,7 @@ def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Corruption:
+class Corruption(Checked):
     """One corruption at one severity; what it does to a sample depends on the seed and the sample's index alone.
 
     >>> noisy = Corruption("gaussian_noise", 5)
@@ -70,23 +53,16 @@ class Corruption:
     """
 
     name: str
-    severity: int = 5
-    seed: int = 0
-    photographs: FrostPhotographs | None = None  # for frost; None: a procedural texture
-    strength: tuple[float, ...] | None = None  # constants of one's own, in place of the severity's
+    severity: int = setting(5, "as published", least=SEVERITIES[0], most=SEVERITIES[-1])
+    seed: int = setting(0, "of everything random", least=0, below=SEEDS)
+    photographs: FrostPhotographs | None = setting(None, "for frost; None: a procedural texture")
+    strength: tuple[float, ...] | None = setting(None, "constants of one's own, in place of the severity's")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         """Refuse what there is not."""
         pick(self.name, _APPLY, "corruption")
-        if self.severity not in SEVERITIES:
-            raise ValueError(f"severity must be one of 1 to 5, not {self.severity}")
-        check_seed(self.seed)
         if self.strength is not None:
-            number = len(constants(self.name, self.severity, SMALL))
-            if len(self.strength) != number:
-                raise ValueError(f"{self.name} has {number} constants, not {len(self.strength)}: {self.strength}")
-            if not all(0 <= value < math.inf for value in self.strength):
-                raise ValueError(f"{self.name} has constants that are finite and not negative, not {self.strength}")
+            check_strength(self.name, self.strength)
 
     def __call__(self, images: Tensor, index: Tensor) -> Tensor:
         """Corrupt uint8 images `[N, C, H, W]`, C 1 or 3, whose places in their data set are `index [N]`."""
@@ -109,20 +85,16 @@ class Corruption:
         draws = Draws(self.seed, f"{self.name} {self.severity}", index, images.device)
         pixels = images.float().div_(255)
         if self.strength is None:
-            result = apply(pixels, constants(self.name, self.severity, side), draws)
+            changed = apply(pixels, constants(self.name, self.severity, side), draws)
         else:
-            result = self._by_strength(apply, pixels, self.strength, draws)
-        return cut_to_bytes(result)  # as the published arrays are cut
-
-    def _by_strength(self, apply: Apply, pixels: Tensor, strength: tuple[float, ...], draws: Draws) -> Tensor:
-        """Apply constants of one's own, which may be too large or too small for what is done with them."""
-        try:
-            result = apply(pixels, strength, draws)
-        except (ArithmeticError, MemoryError, RuntimeError, TypeError, ValueError) as error:
-            raise ValueError(f"{self.name} cannot be of the strength {strength}: {error}") from error
-        if not result.isfinite().all():
-            raise ValueError(f"{self.name} of the strength {strength} makes pixels that are not numbers")
-        return result
+            try:
+                changed = apply(pixels, self.strength, draws)
+                if not changed.isfinite().all():
+                    raise ValueError("pixels come out that are not numbers")
+            except (ArithmeticError, RuntimeError, ValueError) as error:
+                unfit = f"images of {side} pixels cannot have {self.name} of the strength {self.strength}"
+                raise ValueError(f"{unfit}: {error}") from error
+        return cut_to_bytes(changed)  # as the published arrays are cut
 
     def notes(self, side: int) -> dict[str, Any]:
         """Say for a record what was done to images of the shorter side `side`."""

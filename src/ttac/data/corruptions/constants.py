@@ -56,11 +56,8 @@ _SMALL: dict[str, list[tuple[float, ...]]] = {
     "contrast": _ones((0.75, 0.5, 0.4, 0.3, 0.15)),  # share of the distance to the mean
     # largest displacement, its smoothness, largest move of the three points of the affine map
     "elastic_transform": [
-        _px(32 * 0, 32 * 0, 32 * 0.08),
-        _px(32 * 0.05, 32 * 0.2, 32 * 0.07),
-        _px(32 * 0.08, 32 * 0.06, 32 * 0.06),
-        _px(32 * 0.1, 32 * 0.04, 32 * 0.05),
-        _px(32 * 0.1, 32 * 0.03, 32 * 0.03),
+        _px(*(32 * share for share in shares))
+        for shares in ((0, 0, 0.08), (0.05, 0.2, 0.07), (0.08, 0.06, 0.06), (0.1, 0.04, 0.05), (0.1, 0.03, 0.03))
     ],
     "pixelate": _ones((0.95, 0.9, 0.85, 0.75, 0.65)),  # share of the side
     "jpeg_compression": _ones((80, 65, 58, 50, 40)),  # quality
@@ -99,11 +96,8 @@ _LARGE: dict[str, list[tuple[float, ...]]] = {
     "contrast": _ones((0.4, 0.3, 0.2, 0.1, 0.05)),
     # The authors wrote 244 where they meant 224; the published images have it.
     "elastic_transform": [
-        _px(244 * 2, 244 * 0.7, 244 * 0.1),
-        _px(244 * 2, 244 * 0.08, 244 * 0.2),
-        _px(244 * 0.05, 244 * 0.01, 244 * 0.02),
-        _px(244 * 0.07, 244 * 0.01, 244 * 0.02),
-        _px(244 * 0.12, 244 * 0.01, 244 * 0.02),
+        _px(*(244 * share for share in shares))
+        for shares in ((2, 0.7, 0.1), (2, 0.08, 0.2), (0.05, 0.01, 0.02), (0.07, 0.01, 0.02), (0.12, 0.01, 0.02))
     ],
     "pixelate": _ones((0.6, 0.5, 0.4, 0.3, 0.25)),
     "jpeg_compression": _ones((25, 18, 15, 10, 7)),
@@ -119,6 +113,22 @@ _LARGE: dict[str, list[tuple[float, ...]]] = {
     "saturate": [(0.3, 0), (0.1, 0), (2, 0), (5, 0.1), (20, 0.2)],
 }
 NAMES = tuple(_SMALL)
+
+
+def check_strength(name: str, strength: tuple[float, ...]) -> None:
+    """Raise an error unless these are as many numbers as a corruption has constants, each near the published ones.
+
+    >>> check_strength("gaussian_noise", (50.0,))
+    Traceback (most recent call last):
+    ValueError: gaussian_noise takes a number within ten times of each of 0.04 to 0.38; got (50.0,)
+    """
+    ranges = [(min(column), max(column)) for column in zip(*_SMALL[name], *_LARGE[name], strict=True)]
+    near = len(strength) == len(ranges) and all(
+        least / 10 <= value <= 10 * most for value, (least, most) in zip(strength, ranges, strict=True)
+    )
+    if not near:
+        published = ", ".join(f"{float(least):g} to {float(most):g}" for least, most in ranges)
+        raise ValueError(f"{name} takes a number within ten times of each of {published}; got {strength}")
 
 
 def table_side(side: int) -> int:

@@ -11,18 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-
-def check_seed(seed: int) -> None:
-    """Refuse a seed that is not a whole number of 64 bits.
-
-    >>> check_seed(-1)
-    Traceback (most recent call last):
-    ValueError: the seed must not be negative: -1
-    """
-    if seed < 0:
-        raise ValueError(f"the seed must not be negative: {seed}")
-    if seed >= 2**64:
-        raise ValueError(f"the seed must be below 2^64: {seed}")
+SEEDS = 2**64  # that there are: Philox takes 64 bits
 
 
 class Draws:

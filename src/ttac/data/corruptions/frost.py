@@ -15,7 +15,7 @@ from ttac.common.files import text_hash
 from ttac.data.corruptions.constants import LARGE, SMALL, table_side
 from ttac.data.corruptions.crystals import frost_textures
 from ttac.data.corruptions.draws import Draws
-from ttac.data.folder import UnreadableImageError, read_image
+from ttac.data.folder import read_levels
 
 # There is a sixth photograph, which the authors' generators never draw.
 PHOTOGRAPHS = ("frost1.png", "frost2.png", "frost3.png", "frost4.jpg", "frost5.jpg")
@@ -39,15 +39,8 @@ class FrostPhotographs:
                 f"{folder} lacks {', '.join(missing)}: give the folder of the authors' photographs of frost, or none "
                 "for a texture instead"
             )
-        pictures = tuple(_read(path) for path in paths)
+        pictures = tuple(read_levels(path, None, 3) for path in paths)
         return cls(text_hash([hashlib.sha256(picture.numpy().tobytes()).hexdigest() for picture in pictures]), pictures)
-
-
-def _read(path: Path) -> Tensor:
-    try:
-        return (255 * read_image(path, None, 3)).round_().byte()
-    except UnreadableImageError as error:
-        raise ValueError(f"{path} cannot be read ({error}): get it again") from error
 
 
 def frost_crops(images: Tensor, draws: Draws, photographs: FrostPhotographs | None) -> Tensor:

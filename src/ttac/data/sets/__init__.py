@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from torch import Tensor
 
 from ttac.common.files import user_cache
+from ttac.common.lookup import suggestion
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, from_tensors
 from ttac.data.sets import arrays, cifar, image_files
@@ -52,7 +53,13 @@ class DataSet:
         crop_pct: float | None = None,
         classes: Sequence[str] | None = None,
     ) -> LabelledImages:
-        """Read a part: see `read_data`."""
+        """Read images and labels of a part.
+
+        `split` is train or test, and may be left out where there is one alone; a folder that is one part is read whole,
+        whatever split is asked for. `domain` is a corruption, a version or a folder beside train, where the data have
+        such. `size` (height, width), `channels` and `crop_pct` are for image files, which are made so; the data set's
+        own are the default. `classes` name the classes in the order of their labels.
+        """
         spec, layout, name = self.spec, self.layout, str(self.path) if self.spec is None else self.spec.name
         if self.splits and split not in self.splits:
             if split is not None or len(self.splits) > 1:
@@ -80,8 +87,8 @@ class DataSet:
 def find_data(data: str, root: Path | None = None) -> DataSet:
     """Find what `data` names: a data set below `data_root(root)`, `NAME=PATH` for one elsewhere, or a path.
 
-    >>> find_data("digits").splits
-    ('train', 'test')
+    >>> len(find_data("digits").read("test"))
+    1000
     """
     name, _, place = data.partition("=")
     if name in _EMBEDDED and place:
@@ -92,77 +99,44 @@ def find_data(data: str, root: Path | None = None) -> DataSet:
         return _below(data_root(root), SPECS[data])
     path = Path(data).expanduser()
     if not path.exists():
-        close = difflib.get_close_matches(name, SPECS, n=3, cutoff=0.5)
-        hint = f"; did you mean {' or '.join(close)}?" if close else ""
-        raise FileNotFoundError(f"no folder {path}, and no data set of that name{hint} (ttac data list)")
+        near = suggestion(name, SPECS)
+        raise FileNotFoundError(f"no folder {path}, and no data set of that name{near} (ttac data list)")
     return _recognise(path, None)
 
 
-def read_data(
-    data: str,
-    *,
-    split: str | None = None,
-    domain: str | None = None,
-    severity: int | None = None,
-    root: Path | None = None,
-    size: tuple[int, int] | None = None,
-    channels: int = 3,
-    crop_pct: float | None = None,
-    classes: Sequence[str] | None = None,
-) -> LabelledImages:
-    """Read images and labels of a data set by its name, of `NAME=PATH`, or of a path whose content is recognised.
-
-    `split` is train or test, and may be left out where there is one alone; a folder that is one part is read whole,
-    whatever split is asked for. `domain` is a corruption, a version or a folder beside train, where the data have
-    such. `size` (height, width), `channels` and `crop_pct` are for image files, which are made so; the data set's own
-    are the default. `classes` name the classes in the order of their labels.
-
-    >>> len(read_data("digits", split="test"))
-    1000
-    """
-    return find_data(data, root).read(
-        split, domain=domain, severity=severity, size=size, channels=channels, crop_pct=crop_pct, classes=classes
-    )
-
-
-def _read_digits(_: Path, wanted: Wanted) -> LabelledImages:
-    digits = load_digits()
-    if wanted.split == "train":
-        return _embedded(digits.source_images, digits.source_labels, wanted)
-    return _embedded(digits.target_images, digits.target_labels, wanted)
-
-
-def _read_glyphs(_: Path, wanted: Wanted) -> LabelledImages:
-    assert wanted.split is not None
-    return _embedded(*draw_glyphs(wanted.split), wanted)
-
-
-def _embedded(images: Tensor, labels: Tensor, wanted: Wanted) -> LabelledImages:
+def _read_embedded(_: Path, wanted: Wanted, load: Callable[[str], tuple[Tensor, Tensor]]) -> LabelledImages:
     assert wanted.spec is not None
+    images, labels = load(wanted.split or "")
     # A mirrored digit is another sign.
     data = from_tensors((255 * images).round().byte(), labels, wanted.spec.num_classes, flip=False)
     return replace(data, classes=wanted.classes or wanted.spec.classes)
 
 
-def _both(path: Path) -> tuple[str, ...]:
-    return ("train", "test")
-
-
 _EMBEDDED = {
-    "digits": Layout("embedded", "scikit-learn", lambda path, spec: None, _both, _read_digits, holds="digits"),
-    "glyphs": Layout("embedded", "matplotlib", lambda path, spec: None, _both, _read_glyphs, holds="glyphs"),
+    name: Layout(
+        "embedded",
+        package,
+        lambda path, spec: None,
+        lambda path: ("train", "test"),
+        partial(_read_embedded, load=load),
+        holds=name,
+    )
+    for name, package, load in (("digits", "scikit-learn", load_digits), ("glyphs", "matplotlib", draw_glyphs))
 }
 _LAYOUTS = (*cifar.LAYOUTS, *arrays.LAYOUTS, *image_files.LAYOUTS)  # from the most to the least particular
 
 
+def _fitting(spec: DatasetSpec | None) -> list[Layout]:
+    """Give the layouts that a data set may have."""
+    return [one for one in _LAYOUTS if spec is None or (one.kind == spec.layout and one.holds in (None, spec.name))]
+
+
 def _matches(path: Path, spec: DatasetSpec | None) -> list[DataSet]:
     found = []
-    for layout in _LAYOUTS:
-        if spec is None or (layout.kind == spec.layout and layout.holds in (None, spec.name)):
-            place = layout.find(path, spec)
-            if place is not None:
-                own = get_spec(layout.holds) if spec is None and layout.holds is not None else spec
-                found.append(DataSet(place, layout, own))
+    for layout in _fitting(spec):
+        place = layout.find(path, spec)
+        if place is not None:
+            found.append(DataSet(place, layout, spec or (get_spec(layout.holds) if layout.holds else None)))
     return found
 
 
@@ -170,20 +144,14 @@ def _below(root: Path, spec: DatasetSpec) -> DataSet:
     """Look for a data set by its name and by its usual folders."""
     if spec.name in _EMBEDDED:
         return DataSet(Path(_EMBEDDED[spec.name].expects), _EMBEDDED[spec.name], spec)
-    for name in (spec.name, *spec.folders):
-        if (root / name).exists():
-            found = _matches(root / name, spec)
-            if found:
-                return found[0]
+    places = [root / name for name in (spec.name, *spec.folders) if (root / name).exists()]
+    found = next((one for place in places for one in _matches(place, spec)), None)
+    if found is not None:
+        return found
     here = f" (for the folder {spec.name} of here, write ./{spec.name})" if Path(spec.name).exists() else ""
-    raise FileNotFoundError(f"{spec.name} is not in {root}{here}: {how_to_get(spec, root)}")
-
-
-def how_to_get(spec: DatasetSpec, root: Path) -> str:
-    """Say how a data set comes to where it is looked for."""
-    if spec.files:
-        return f"`ttac data fetch {spec.name}` gets it, or {spec.name}=PATH says where it is"
-    return spec.manual_steps(root / spec.name)
+    fetch = f"`ttac data fetch {spec.name}` gets it, or {spec.name}=PATH says where it is"
+    steps = fetch if spec.files else spec.manual_steps(root / spec.name)
+    raise FileNotFoundError(f"{spec.name} is not in {root}{here}: {steps}")
 
 
 def _recognise(path: Path, spec: DatasetSpec | None) -> DataSet:
@@ -191,10 +159,7 @@ def _recognise(path: Path, spec: DatasetSpec | None) -> DataSet:
         raise FileNotFoundError(f"no folder {path}")
     found = _matches(path, spec)
     if not found:
-        fitting = [layout for layout in _LAYOUTS if spec is None or layout.kind == spec.layout]
-        expected = "; or ".join(
-            layout.expects for layout in fitting if spec is None or layout.holds in (None, spec.name)
-        )
+        expected = "; or ".join(layout.expects for layout in _fitting(spec))
         raise ValueError(f"{path} does not hold {'a data set' if spec is None else spec.name}: expected {expected}")
     kinds = {one.layout.holds: one for one in found if one.layout.kind == "cifar" and one.layout.holds is not None}
     if len(kinds) > 1:

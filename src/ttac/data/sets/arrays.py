@@ -13,12 +13,10 @@ from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.data.labelled import LabelledImages, hash_of
 from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
-from ttac.data.sets.spec import DatasetSpec
 from ttac.data.sets.specs import get_spec
 from ttac.model.inputs import check_labels
 
 SPLITS = ("train", "test")
-PAIR = ("images.npy", "labels.npy")
 VERSIONS = get_spec("cifar10.1").domains  # the authors recommend the first
 
 
@@ -33,14 +31,11 @@ def load_array(path: Path) -> np.ndarray:
     """
     try:
         with np.errstate(over="raise"):  # of a product of lengths
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
+            return np.lib.format.open_memmap(path, mode="r")
     except OSError:  # names the file itself
         raise
     except Exception as error:  # a damaged or forged header fails wherever it likes
         raise ValueError(f"{path} is not a readable array: {error}") from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"{path} is not a readable array: it is an archive of several")
-    return array
 
 
 def from_arrays(images_file: Path, labels_file: Path, wanted: Wanted, part: str) -> LabelledImages:
@@ -54,6 +49,8 @@ def from_arrays(images_file: Path, labels_file: Path, wanted: Wanted, part: str)
         raise ValueError(f"{images_file} has {images.dtype} {images.shape}; expected uint8 [N, H, W, C]")
     if spec is not None and images.shape[1:] != (*spec.size, spec.channels):
         raise ValueError(f"{images_file} has images {images.shape[1:]}, {spec.name} {(*spec.size, spec.channels)}")
+    if wanted.severity is not None and len(images) % len(SEVERITIES):
+        raise ValueError(f"{images_file} has {len(images)} images, which are not {len(SEVERITIES)} severities")
     if wanted.severity is not None and labels.ndim == 1 and len(SEVERITIES) * len(labels) == len(images):
         labels = np.tile(labels, len(SEVERITIES))
     if labels.dtype.kind not in "iu" or labels.shape != (len(images),):
@@ -63,8 +60,10 @@ def from_arrays(images_file: Path, labels_file: Path, wanted: Wanted, part: str)
     count = int(labels.max()) + 1 if names is None else len(names)
     if count > MAX_CLASSES:
         raise ValueError(f"{labels_file} has the label {count - 1}, which must be below {MAX_CLASSES}")
-    rows = _rows(images_file, len(images), wanted.severity)
-    images, labels = images[rows], labels[rows]
+    if wanted.severity is not None:
+        place, each = SEVERITIES.index(wanted.severity), len(images) // len(SEVERITIES)
+        rows = slice(place * each, (place + 1) * each)
+        images, labels = images[rows], labels[rows]
     check_count(spec, part, len(images), images_file)
     _, height, width, channels = images.shape
 
@@ -78,20 +77,6 @@ def from_arrays(images_file: Path, labels_file: Path, wanted: Wanted, part: str)
     return LabelledImages(read, truth, count, channels, (height, width), hash_of([images, labels]), names)
 
 
-def _rows(file: Path, count: int, severity: int | None) -> slice:
-    if severity is None:
-        return slice(None)
-    each, rest = divmod(count, len(SEVERITIES))
-    if rest:
-        raise ValueError(f"{file} has {count} images, which are not {len(SEVERITIES)} severities of as many each")
-    place = SEVERITIES.index(severity)
-    return slice(place * each, (place + 1) * each)
-
-
-def _find_splits(path: Path, spec: DatasetSpec | None) -> Path | None:
-    return at_or_below(path, spec, lambda folder: any((folder / f"{split}_images.npy").is_file() for split in SPLITS))
-
-
 def _splits(folder: Path) -> tuple[str, ...]:
     return tuple(split for split in SPLITS if (folder / f"{split}_images.npy").is_file())
 
@@ -99,15 +84,6 @@ def _splits(folder: Path) -> tuple[str, ...]:
 def _read_split(folder: Path, wanted: Wanted) -> LabelledImages:
     split = wanted.split or ""
     return from_arrays(folder / f"{split}_images.npy", folder / f"{split}_labels.npy", wanted, split)
-
-
-def _find_pair(path: Path, spec: DatasetSpec | None) -> Path | None:
-    return path if all((path / name).is_file() for name in PAIR) else None
-
-
-def _read_pair(folder: Path, wanted: Wanted) -> LabelledImages:
-    images, labels = (folder / name for name in PAIR)
-    return from_arrays(images, labels, wanted, "")
 
 
 def corruptions_in(folder: Path) -> dict[str, Path]:
@@ -149,12 +125,18 @@ LAYOUTS = (
         holds="cifar10.1",
         domains=True,
     ),
-    Layout("arrays", "{train,test}_{images,labels}.npy", _find_splits, _splits, _read_split),
-    Layout("array-pair", "images.npy and labels.npy", _find_pair, lambda folder: (), _read_pair),
+    Layout("arrays", "{train,test}_{images,labels}.npy", partial(at_or_below, is_there=_splits), _splits, _read_split),
+    Layout(
+        "array-pair",
+        "images.npy and labels.npy",
+        lambda path, spec: path if (path / "images.npy").is_file() and (path / "labels.npy").is_file() else None,
+        lambda folder: (),
+        lambda folder, wanted: from_arrays(folder / "images.npy", folder / "labels.npy", wanted, ""),
+    ),
     Layout(
         "cifar-c",
         "labels.npy and one .npy for each corruption",
-        partial(at_or_below, is_there=lambda folder: bool(corruptions_in(folder))),
+        partial(at_or_below, is_there=corruptions_in),
         lambda folder: ("test",),
         _read_corrupted,
         domains=True,

@@ -1,22 +1,26 @@
-"""Whether a data set on disk is whole, file by file."""
+"""Whether a data set on disk is whole, part by part."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from ttac.data.corruptions.constants import SEVERITIES
+from rich.console import Console
+
 from ttac.data.folder import UnreadableImageError, read_image
 from ttac.data.sets import DataSet, arrays, cifar, image_files
-from ttac.data.sets.download import check_file, file_sums
+from ttac.data.sets.download import check_file, check_sum
 from ttac.data.sets.layout import Wanted
 from ttac.data.sets.spec import DatasetSpec
 
 ENDS = (b"\xff\xd9", b"IEND\xaeB`\x82")  # of JPEG and PNG files that are whole
 TAIL = 64  # bytes at the end of a file in which one of them is
+
+_Check = Callable[[], str]  # says what was compared, or raises
 
 
 @dataclass(frozen=True)
@@ -28,106 +32,105 @@ class Finding:
     detail: str
 
 
-@dataclass(frozen=True)
-class _Part:
-    name: str
-    check: Callable[[], str]  # says what was compared, or raises
-    needed: bool = True
+def report(found: DataSet, root: Path, console: Console) -> bool:
+    """Print what is true of each part of a data set, and what to do where not all of it is whole; tell if it is."""
+    assert found.spec is not None
+    name, findings = found.spec.name, []
+    console.print(f"{name} in {found.path}", markup=False, soft_wrap=True)
+    for finding in check_data(found, root / name):
+        line = f"{finding.state:10} {finding.name}: {finding.detail}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        findings.append(finding)
+    wrong = [finding for finding in findings if finding.state in ("missing", "damaged")]
+    result = f"not whole: {len(wrong)} of {len(findings)} parts are missing or damaged" if wrong else "whole"
+    console.print(f"{name} is {result}{_repair(found, root / name, wrong)}", markup=False, soft_wrap=True)
+    return not wrong
+
+
+def _repair(found: DataSet, folder: Path, wrong: Sequence[Finding]) -> str:
+    """Say what to delete for a data set in its own folder to be fetched again: no more than has something wrong."""
+    spec = found.spec
+    if not wrong or spec is None or not spec.files or not found.path.is_relative_to(folder):
+        return ""
+    fetched = [folder / name for file in spec.files for name in (file.name, file.unpacks_to) if name is not None]
+    by_hand = spec.extra_domains if spec.manual else ()  # which fetching does not mend
+    tops = {finding.name.partition("/")[0] for finding in wrong if finding.name not in by_hand}
+    concerned = [place for place in fetched if place.name in tops or any((place / top).exists() for top in tops)]
+    concerned += [found.path] if tops and found.path in fetched else []
+    delete = " ".join(dict.fromkeys(shlex.quote(str(place)) for place in concerned if place.exists()))
+    again = (f"delete {delete} and fetch again" if delete else "fetch again") if tops else spec.manual_steps(folder)
+    return f": {again}"
 
 
 def check_data(found: DataSet, archives: Path) -> Iterator[Finding]:
     """Look at all that a data set of a name should have, and at files fetched into the folder `archives`."""
-    assert found.spec is not None
+    spec = found.spec
+    assert spec is not None
     places = {archives, found.path}  # files that are no archives may be elsewhere
-    fetched = [(place / file.name, file) for file in found.spec.files for place in places]
-    for part in (
-        *(_Part(file.name, partial(check_file, path, file)) for path, file in fetched if path.is_file()),
-        *_PARTS[found.layout.kind](found, found.spec),
-    ):
+    fetched = [(place / file.name, file) for file in spec.files for place in places]
+    parts: list[tuple[str, _Check]] = [
+        *((file.name, partial(check_file, path, file)) for path, file in fetched if path.is_file()),
+        *_parts(found, spec),
+    ]
+    for name, check in parts:
         try:
-            yield Finding(part.name, "ok", part.check())
+            yield Finding(name, "ok", check())
         except (FileNotFoundError, ImportError) as error:  # embedded sets are missing where their package is
-            yield Finding(part.name, "missing" if part.needed else "not needed", str(error))
+            needed = name.partition("/")[0] not in spec.extra_domains
+            yield Finding(name, "missing" if needed else "not needed", str(error))
         except (ValueError, OSError) as error:
-            yield Finding(part.name, "damaged", str(error))
+            yield Finding(name, "damaged", str(error))
 
 
-def _splits(found: DataSet, spec: DatasetSpec) -> Iterator[_Part]:
-    def check(split: str) -> str:
-        if split not in found.splits:
-            raise FileNotFoundError(f"no {split} images")
-        return f"{len(found.read(split))} images, labels"
-
-    for split in spec.counts:
-        yield _Part(split, partial(check, split))
-
-
-def _cifar(found: DataSet, spec: DatasetSpec) -> Iterator[_Part]:
-    version = next(version for version in cifar.VERSIONS if version.holds == spec.name and version.there(found.path))
-
-    def check(name: str, count: int) -> str:
-        path = found.path / name
-        cifar.read_file(path, version, count, spec.num_classes)
-        if name not in spec.md5:
-            return f"{count} images, labels"
-        md5 = file_sums(path, ("md5",))["md5"]
-        if md5 != spec.md5[name]:
-            raise ValueError(f"{path} has the md5 {md5}, expected {spec.md5[name]}")
-        return f"{count} images, labels, md5"
-
-    for split, names in version.files.items():
-        for name in names:
-            yield _Part(name, partial(check, name, spec.counts[split] // len(names)))
-
-
-def _domains(found: DataSet, spec: DatasetSpec) -> Iterator[_Part]:
-    """Read arrays of all domains, at all severities where there are some."""
-
-    def check(domain: str) -> str:
-        if found.layout.severities and domain not in arrays.corruptions_in(found.path):
-            raise FileNotFoundError(f"no {domain}.npy")
-        read = [found.read("test", domain=domain, severity=level) for level in spec.severities or (None,)]
-        return f"{' + '.join(str(len(data)) for data in read)} images, labels"
-
-    for domain in (*spec.domains, *spec.extra_domains):
-        yield _Part(domain, partial(check, domain), domain in spec.domains)
+def _parts(found: DataSet, spec: DatasetSpec) -> Iterator[tuple[str, _Check]]:
+    """Name the parts that a data set should have; arrays are read, of image files the ends alone."""
+    domains = (*spec.domains, *spec.extra_domains)
+    match found.layout.kind:
+        case "cifar":
+            version = next(one for one in cifar.VERSIONS if one.holds == spec.name and one.there(found.path))
+            for split, names in version.files.items():
+                count = spec.counts[split] // len(names)
+                for name in names:
+                    yield name, partial(_check_cifar, found.path / name, version, spec, count)
+        case "cifar-c" | "cifar10.1":
+            for domain in domains:
+                yield domain, partial(_check_arrays, found, "test", domain, spec.severities or (None,))
+        case "imagenet-c":
+            folders = image_files.corruption_folders(found.path)
+            for domain in domains:
+                for level in map(str, spec.severities):
+                    place = folders.get(domain, found.path / domain) / level
+                    yield f"{domain}/{level}", partial(_check_images, place, spec, "test")
+        case "image-folders" if image_files.split_folders(found.path):
+            for name in spec.counts:
+                yield name, partial(_check_images, found.path / name, spec, name)
+        case "image-folders":
+            yield found.path.name, partial(_check_images, found.path, spec)
+        case _:
+            for split in spec.counts:
+                yield split, partial(_check_arrays, found, split)
 
 
-def _image_folders(found: DataSet, spec: DatasetSpec) -> Iterator[_Part]:
-    wanted, there = Wanted(spec), image_files.split_folders(found.path)
-    if not there:
-        yield _Part(found.path.name, lambda: _check_images(_listed(found.path, wanted)))
-    for name in spec.counts if there else ():
-
-        def check(name: str = name) -> str:
-            if name not in there:
-                raise FileNotFoundError(f"no folder {found.path / name}")
-            return _check_images(image_files.list_part(there[name], wanted, name))
-
-        yield _Part(name, check, name not in spec.extra_domains)
+def _check_cifar(path: Path, version: cifar.Version, spec: DatasetSpec, count: int) -> str:
+    cifar.read_file(path, version, count, spec.num_classes)
+    compared = f"{count} images, labels"
+    return f"{compared}, {check_sum(path, f'md5:{spec.md5[path.name]}')}" if path.name in spec.md5 else compared
 
 
-def _listed(path: Path, wanted: Wanted) -> image_files.Listing:
-    return image_files.list_file(path, wanted) if path.is_file() else image_files.list_part(path, wanted)
+def _check_arrays(
+    found: DataSet, split: str, domain: str | None = None, severities: Sequence[int | None] = (None,)
+) -> str:
+    if split not in found.splits:
+        raise FileNotFoundError(f"no {split} images")
+    if found.layout.severities and domain not in arrays.corruptions_in(found.path):
+        raise FileNotFoundError(f"no {domain}.npy")
+    counts = [len(found.read(split, domain=domain, severity=severity)) for severity in severities]
+    return f"{' + '.join(map(str, counts))} images, labels"
 
 
-def _imagenet_c(found: DataSet, spec: DatasetSpec) -> Iterator[_Part]:
-    there = image_files.corruption_folders(found.path)
-
-    def check(domain: str, level: int) -> str:
-        folder = there.get(domain, found.path / domain) / str(level)
-        if not folder.is_dir():
-            raise FileNotFoundError(f"no folder {folder}")
-        return _check_images(image_files.list_classes(folder, Wanted(spec), "test"))
-
-    for domain in (*spec.domains, *spec.extra_domains):
-        for level in SEVERITIES:
-            yield _Part(f"{domain}/{level}", partial(check, domain, level), domain in spec.domains)
-
-
-def _check_images(listing: image_files.Listing) -> str:
+def _check_images(path: Path, spec: DatasetSpec, part: str = "") -> str:
     """Decode those files alone that do not end as whole ones do: there may be a million."""
-    broken = []
+    listing, broken = image_files.list_part(path, Wanted(spec), part), []
     for name in listing.files:
         with (listing.folder / name).open("rb") as content:
             content.seek(-min(TAIL, content.seek(0, 2)), 2)
@@ -140,14 +143,3 @@ def _check_images(listing: image_files.Listing) -> str:
     if broken:
         raise ValueError(f"{len(broken)} of {len(listing.files)} images cannot be read ({'; '.join(broken[:3])})")
     return f"{len(listing.files)} images of {len(set(listing.labels))} classes"
-
-
-_PARTS: dict[str, Callable[[DataSet, DatasetSpec], Iterator[_Part]]] = {
-    "embedded": _splits,
-    "arrays": _splits,
-    "cifar": _cifar,
-    "cifar-c": _domains,
-    "cifar10.1": _domains,
-    "image-folders": _image_folders,
-    "imagenet-c": _imagenet_c,
-}

@@ -70,14 +70,12 @@ def _from_pickle(path: Path, key: str) -> tuple[np.ndarray, np.ndarray]:
     fields: dict[Any, Any] = content if isinstance(content, dict) else {}
     # Pickled by Python 2 the keys are text here; files that were written anew may have bytes.
     pixels, labels = (fields.get(name, fields.get(name.encode())) for name in ("data", key))
-    if not isinstance(pixels, np.ndarray) or pixels.dtype != np.uint8 or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
+    if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != PIXELS:
         raise ValueError(f"{path} holds no uint8 images [N, {PIXELS}] under 'data'")
     # Lists within lists could become arrays of any size.
-    plain = isinstance(labels, list) and all(type(label) is int for label in labels)
-    numbers = np.array(labels) if plain or isinstance(labels, np.ndarray) else np.empty(0)
-    if numbers.ndim != 1 or not len(numbers) or not np.issubdtype(numbers.dtype, np.integer):
+    if not isinstance(labels, list) or not labels or not all(type(label) is int for label in labels):
         raise ValueError(f"{path} holds no whole numbers under {key!r}")
-    return pixels, numbers
+    return np.asarray(pixels), np.array(labels)
 
 
 def read_split(folder: Path, wanted: Wanted, version: Version) -> LabelledImages:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,32 +11,20 @@ from ttac.data.sets.specs import get_spec
 LEVELS = 16  # of ink in a block, beside none
 
 
-@dataclass(frozen=True, eq=False)
-class Digits:
-    """A split into source and target: images `[N, 1, 32, 32]` in [0, 1], labels `[N]`."""
+def load_digits(split: str, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Load train or test, `[N, 1, 32, 32]` in [0, 1] with labels `[N]`: the last 1000 of a random order are the test.
 
-    source_images: Tensor
-    source_labels: Tensor
-    target_images: Tensor
-    target_labels: Tensor
-
-
-def load_digits(seed: int = 0) -> Digits:
-    """Load the 1797 digits, enlarged from 8 x 8, in a random order of which the last 1000 are the target.
-
-    >>> load_digits().target_images.shape
+    >>> load_digits("test")[0].shape
     torch.Size([1000, 1, 32, 32])
     """
     try:
         from sklearn.datasets import load_digits as read
     except ImportError as error:
         raise ImportError("the digits come with scikit-learn: pip install 'ttac[demo]'") from error
-    raw, spec = read(), get_spec("digits")
-    images = enlarged(torch.from_numpy(raw.images).float())
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    images, labels = images[order], torch.from_numpy(raw.target).long()[order]
-    cut = spec.counts["train"]
-    return Digits(images[:cut], labels[:cut], images[cut:], labels[cut:])
+    raw, cut = read(), get_spec("digits").counts["train"]
+    order = torch.randperm(len(raw.images), generator=torch.Generator().manual_seed(seed))
+    rows = order[:cut] if split == "train" else order[cut:]
+    return enlarged(torch.from_numpy(raw.images).float())[rows], torch.from_numpy(raw.target).long()[rows]
 
 
 def enlarged(levels: Tensor) -> Tensor:

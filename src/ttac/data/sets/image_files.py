@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,12 +16,11 @@ from torch import Tensor
 from ttac.common.files import text_hash
 from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import SEVERITIES
-from ttac.data.folder import UnreadableImageError, image_size, labels_by_subfolder, list_images, read_image
+from ttac.data.folder import check_shape, image_size, labels_by_subfolder, list_images, read_levels
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets.layout import MAX_CLASSES, Layout, Wanted, at_or_below, check_count
 
 LIST = "image_list.txt"  # VisDA's name for a list of files and labels
-LONGEST_LINE = 4096
 TRAIN = "train"
 # Data sets that have both keep the labels of the test images for themselves.
 HELD_OUT = ("validation", "val", "test")
@@ -46,16 +46,9 @@ class Listing:
         expected = size or image_size(folder, files)
 
         def decode(name: str) -> Tensor:
-            try:
-                image = read_image(folder / name, size, channels, crop_pct)
-            except UnreadableImageError as error:
-                raise ValueError(f"{folder / name} cannot be read ({error}): remove it") from error
-            if image.shape[1:] != expected:
-                raise ValueError(
-                    f"{name} is {image.shape[1]} x {image.shape[2]}, the first image {expected[0]} x {expected[1]}: "
-                    "give the size to use (--size), and all are resized to it"
-                )
-            return (255 * image).round().byte()
+            image = read_levels(folder / name, size, channels, crop_pct)
+            check_shape(name, image, expected)
+            return image
 
         def read(rows: Tensor) -> Tensor:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -75,26 +68,16 @@ class Listing:
         known = [path.stat() for path in paths]
         if sum(one.st_size for one in known) <= HASHED_BYTES:
             with ThreadPoolExecutor(os.cpu_count()) as pool:
-                marks = list(pool.map(_content_hash, paths))
+                marks = list(pool.map(lambda path: hashlib.sha256(path.read_bytes()).hexdigest(), paths))
         else:
             marks = [f"{one.st_size} {one.st_mtime_ns}" for one in known]
         return [f"{name!a} {label} {mark}" for name, label, mark in zip(self.files, self.labels, marks, strict=True)]
 
 
-def _content_hash(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
     """List a folder with one subfolder a class, numbered in the order of their names."""
     files = list_images(folder)
-    flat = [name for name in files if "/" not in name]
-    if flat:
-        raise ValueError(
-            f"{len(flat)} images of {folder} are in no class subfolder ({', '.join(flat[:3])}): "
-            "put the images of each class into a subfolder of its name"
-        )
-    found, spec = tuple(sorted({name.split("/")[0] for name in files})), wanted.spec
+    found, spec = tuple(sorted({name.partition("/")[0] for name in files if "/" in name})), wanted.spec
     there = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     without = [name for name in there if name not in found]
     if without and wanted.classes is None:  # which would give the others their numbers
@@ -111,38 +94,29 @@ def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
     return Listing(folder, files, [by_name[name] for name in files], len(classes), classes)
 
 
-def list_file(file: Path, wanted: Wanted, part: str = "") -> Listing:
-    """List the images of a list file: lines of a path, relative to the list's own folder, and a label."""
-    spec = wanted.spec
-    names = wanted.classes or (None if spec is None else spec.classes)
+def list_part(path: Path, wanted: Wanted, part: str = "") -> Listing:
+    """List the images of a list file, or of a folder by its list file, or by its class folders where it has none."""
+    file = next((file for file in (path, path / LIST) if file.is_file()), None)
+    if file is None:
+        return list_classes(path, wanted, part)
+    names = wanted.classes or (None if wanted.spec is None else wanted.spec.classes)
     files, labels = _parse_list(file, MAX_CLASSES if names is None else len(names))
-    count = max(labels) + 1 if names is None else len(names)
-    check_count(spec, part, len(files), file)
-    return Listing(file.parent, files, labels, count, names)
-
-
-def list_part(folder: Path, wanted: Wanted, part: str = "") -> Listing:
-    """List a folder by its list file, or by its class folders where it has none."""
-    if (folder / LIST).is_file():
-        return list_file(folder / LIST, wanted, part)
-    return list_classes(folder, wanted, part)
+    check_count(wanted.spec, part, len(files), file)
+    return Listing(file.parent, files, labels, max(labels) + 1 if names is None else len(names), names)
 
 
 def _parse_list(file: Path, num_classes: int) -> tuple[list[str], list[int]]:
-    try:
-        lines = _lines(file)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{file} is neither a folder nor a list of images and labels: {error}") from error
+    """Read lines of a path, relative to the list's own folder, and a label."""
     files, labels = [], []
     folders: dict[Path, bool] = {}  # whether they are inside, found out once for each
     inside = file.parent.resolve()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(_lines(file), 1):
         if not line.strip():
             continue
-        name, _, label = line.rstrip().rpartition(" ")
+        name, _, label = line.strip().rpartition(" ")
         name = name.strip()
         if not name or not label.isascii() or not label.isdigit():
-            raise ValueError(f"{file}, line {number}: expected a path and a label, not {line[:80]!r}")
+            raise ValueError(f"{file}, line {number}: expected a path and a label, not {line.strip()[:80]!r}")
         path = file.parent / name
         if path.parent not in folders:
             folders[path.parent] = path.parent.resolve().is_relative_to(inside)
@@ -159,13 +133,12 @@ def _parse_list(file: Path, num_classes: int) -> tuple[list[str], list[int]]:
     return files, labels
 
 
-def _lines(file: Path) -> list[str]:
-    """Read the lines of a text, and of anything else no more than its beginning."""
-    with file.open(encoding="utf-8-sig") as text:
-        beginning = text.read(LONGEST_LINE)
-        if "\0" in beginning or ("\n" not in beginning and len(beginning) == LONGEST_LINE):
-            raise ValueError(f"{file} is neither a folder nor a list of images and labels")
-        return (beginning + text.read()).splitlines()
+def _lines(file: Path) -> Iterator[str]:
+    try:
+        with file.open(encoding="utf-8-sig") as text:
+            yield from text
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is neither a folder nor a list of images and labels: {error}") from error
 
 
 def has_classes(folder: Path) -> bool:
@@ -183,17 +156,12 @@ def split_folders(folder: Path) -> dict[str, Path]:
 
 
 def _splits(folder: Path) -> tuple[str, ...]:
-    there = split_folders(folder)
-    return (*([TRAIN] if TRAIN in there else []), *(["test"] if set(HELD_OUT) & set(there) else []))
+    return tuple(dict.fromkeys(TRAIN if name == TRAIN else "test" for name in split_folders(folder)))
 
 
 def _read_split(folder: Path, wanted: Wanted) -> LabelledImages:
-    there = split_folders(folder)
-    if wanted.split == TRAIN:
-        name = TRAIN
-    else:
-        there.pop(TRAIN, None)
-        name = wanted.domain or next(iter(there))
+    there = {name: place for name, place in split_folders(folder).items() if (name == TRAIN) == (wanted.split == TRAIN)}
+    name = TRAIN if wanted.split == TRAIN else wanted.domain or next(iter(there))
     return list_part(pick(name, there, f"part of {folder}"), wanted, name).load(wanted)
 
 
@@ -218,16 +186,9 @@ def _read_corrupted(folder: Path, wanted: Wanted) -> LabelledImages:
 
 LAYOUTS = (
     Layout(
-        "image-folders",
-        "a text file of paths and labels",
-        lambda path, spec: path if path.is_file() else None,
-        lambda file: (),
-        lambda file, wanted: list_file(file, wanted).load(wanted),
-    ),
-    Layout(
         "imagenet-c",
         "<corruption>/<severity>/<class>/ with images, also in folders noise, blur, weather, digital and extra",
-        lambda path, spec: at_or_below(path, spec, lambda folder: bool(corruption_folders(folder))),
+        partial(at_or_below, is_there=corruption_folders),
         lambda folder: ("test",),
         _read_corrupted,
         domains=True,
@@ -236,16 +197,16 @@ LAYOUTS = (
     Layout(
         "image-folders",
         "folders train and validation, val or test, each with one subfolder a class",
-        lambda path, spec: at_or_below(path, spec, lambda folder: bool(split_folders(folder))),
+        partial(at_or_below, is_there=split_folders),
         _splits,
         _read_split,
         domains=True,
     ),
     Layout(
         "image-folders",
-        "one subfolder a class",
-        lambda path, spec: path if path.is_dir() and (spec is None or has_classes(path)) else None,
-        lambda folder: (),
-        lambda folder, wanted: list_part(folder, wanted).load(wanted),
+        "one subfolder a class, or a text file of paths and labels",
+        lambda path, spec: path if spec is None or path.is_file() or has_classes(path) else None,
+        lambda path: (),
+        lambda path, wanted: list_part(path, wanted).load(wanted),
     ),
 )

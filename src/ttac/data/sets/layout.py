@@ -40,7 +40,7 @@ class Layout:
     severities: bool = False
 
 
-def at_or_below(path: Path, spec: DatasetSpec | None, is_there: Callable[[Path], bool]) -> Path | None:
+def at_or_below(path: Path, spec: DatasetSpec | None, is_there: Callable[[Path], object]) -> Path | None:
     """Look into a folder, and into those of the data set's usual names below it."""
     below = () if spec is None else spec.folders
     return next((place for place in (path, *(path / name for name in below)) if is_there(place)), None)
@@ -49,7 +49,5 @@ def at_or_below(path: Path, spec: DatasetSpec | None, is_there: Callable[[Path],
 def check_count(spec: DatasetSpec | None, part: str, count: int, where: Path) -> None:
     """Raise an error where a data set of a name does not have all its images: results of its name would be others."""
     if spec is not None and spec.counts.get(part, count) != count:
-        raise ValueError(
-            f"{where} has {count} images, {spec.name} has {spec.counts[part]}: it is not whole or something else; give "
-            "the path without the name to use it as it is"
-        )
+        wrong = f"{where} has {count} images, {spec.name} has {spec.counts[part]}: it is not whole or something else"
+        raise ValueError(f"{wrong}; give the path without the name to use it as it is")

@@ -21,8 +21,7 @@ class RemoteFile:
 
     url: str
     size: int | None = None  # bytes
-    md5: str | None = None
-    sha256: str | None = None
+    checksum: str | None = None  # kind:digits
     unpacks_to: str | None = None  # folder that an archive becomes; None: the file is used as it is
     unpacked: int | None = None  # bytes that it holds at most; None: it is not compressed
     optional: bool = False  # fetched only where it is asked for
@@ -31,20 +30,6 @@ class RemoteFile:
     def name(self) -> str:
         """The file's own name."""
         return PurePosixPath(urlsplit(self.url).path).name
-
-
-@dataclass(frozen=True)
-class PaperNumbers:
-    """A column of the paper's table, and the weight of both divergences in the authors' code."""
-
-    window: int
-    lr: float
-    tau_tc: float
-    clip_global: int
-    clip_class: int
-    divergence_weight: float = 0.05
-    queue: int = 4096
-    passes: int = 4
 
 
 @dataclass(frozen=True)
@@ -73,7 +58,6 @@ class DatasetSpec:
     package: str | None = None  # to import, where that is what an embedded data set comes with
     manual: str = ""  # what nobody can fetch; FOLDER is where the data set is to be
     terms: str = ""
-    presets: Mapping[str, PaperNumbers] = field(default_factory=dict)
 
     def manual_steps(self, folder: Path) -> str:
         """Say what is to be done by hand for a data set that is to lie in `folder`."""

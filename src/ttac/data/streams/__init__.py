@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ttac.common.resumable import plain_settings
 from ttac.data.corruptions import Corruption
 from ttac.data.corruptions.frost import FrostPhotographs
 from ttac.data.labelled import LabelledImages
@@ -65,8 +66,7 @@ class Stream:
 
     def __iter__(self) -> Iterator[Arrival]:
         """Read and yield the arrivals in order."""
-        batch = self.scenario.batch
-        return prefetched(self._read, range(0, len(self), batch), self.prefetch)
+        return prefetched(self._read, range(0, len(self), self.scenario.batch), self.prefetch)
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -88,11 +88,8 @@ class Stream:
         """Say all that the stream depends on, as plain values for a record."""
         counts = self._plan.domains.bincount(minlength=len(self._sources)).tolist()
         order = hashlib.sha256(torch.stack(self._plan[:2]).numpy().tobytes()).hexdigest()[:16]
-        scenario = asdict(self.scenario)
-        if isinstance(self.scenario.balance, tuple):
-            scenario["balance"] = list(self.scenario.balance)  # as JSON gives it back
         return {
-            "scenario": scenario,
+            "scenario": plain_settings(asdict(self.scenario)),
             "samples": len(self),
             "order": order,
             "between_domains": "nothing is reset",
@@ -147,12 +144,7 @@ def _check_domains(sources: Sequence[Domain]) -> None:
     twice = [mark for mark, count in Counter(source.mark for source in sources).items() if count > 1]
     if twice:
         raise ValueError(f"two domains of the stream are called {twice[0]}: their errors could not be told apart")
-    first = sources[0]
-    for other in sources[1:]:
-        shapes = [(source.images.channels, *source.images.size, source.images.num_classes) for source in (first, other)]
-        if shapes[0] != shapes[1]:
-            said = [
-                f"{source.mark} is {channels} x {height} x {width} of {classes} classes"
-                for source, (channels, height, width, classes) in zip((first, other), shapes, strict=True)
-            ]
-            raise ValueError(f"all domains of a stream must be alike: {', '.join(said)}")
+    kinds = {source.mark: source.images.kind for source in sources}
+    if len(set(kinds.values())) > 1:
+        said = ", ".join(f"{mark} is {kind}" for mark, kind in kinds.items())
+        raise ValueError(f"all domains of a stream must be alike: {said}")

@@ -6,12 +6,14 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor
 
+from ttac.common.options import Checked, require, setting
 from ttac.data.labelled import LabelledImages
 
 DomainOrder = Literal["single", "continual", "gradual", "mixed"]
@@ -37,44 +39,32 @@ class Domain:
 
 
 @dataclass(frozen=True)
-class Scenario:
+class Scenario(Checked):
     """Which domain comes when, and in which order and class balance its samples come; docs/streams.md defines each.
 
     >>> Scenario("continual", order="correlated", concentration=0.1).batch
     64
     """
 
-    sequence: DomainOrder = "single"
-    order: SampleOrder = "shuffled"
-    concentration: float | None = None  # of "correlated": the smaller, the longer a class stays
-    balance: float | tuple[float, ...] | None = None  # imbalance factor of a long tail, or one weight a class
-    interlude: int = 0  # clean samples after each domain
-    samples: int | None = None  # of each domain; None: all
-    batch: int = 64  # samples that arrive at a time
-    seed: int = 0
+    sequence: DomainOrder = setting("single", "which domain comes when")
+    order: SampleOrder = setting("shuffled", "of the samples of a domain")
+    concentration: float | None = setting(None, 'of "correlated": the smaller, the longer a class stays', above=0)
+    balance: float | tuple[float, ...] | None = setting(None, "factor of a long tail, or class weights", least=0)
+    interlude: int = setting(0, "clean samples after each domain", least=0)
+    samples: int | None = setting(None, "of each domain; None: all", least=1)
+    batch: int = setting(64, "samples that arrive at a time", least=1)
+    seed: int = setting(0, "of everything random", least=0)
 
-    def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
-        for name, choices in (("sequence", get_args(DomainOrder)), ("order", get_args(SampleOrder))):
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+    def check(self) -> None:
+        """Refuse what does not go together."""
         if self.sequence == "mixed" and self.order == "given":
             raise ValueError("mixed domains come in a random order: order must be shuffled or correlated, not given")
         if (self.order == "correlated") != (self.concentration is not None):
             raise ValueError("order='correlated' and concentration belong together: give both (0.1 is usual) or none")
-        if self.concentration is not None and not 0 < self.concentration < math.inf:
-            raise ValueError(f"concentration must be positive, not {self.concentration}")
-        if isinstance(self.balance, int | float):
-            if not 1 <= self.balance < math.inf:
-                raise ValueError(f"the imbalance factor must be at least 1, not {self.balance}")
-        elif self.balance is not None and not (
-            any(self.balance) and all(0 <= weight < math.inf for weight in self.balance)
-        ):
-            raise ValueError(f"class weights must not be negative, nor all zero: {self.balance}")
-        for name, least in (("interlude", 0), ("samples", 1), ("batch", 1), ("seed", 0)):
-            value = getattr(self, name)
-            if not (value is None and name == "samples") and not (isinstance(value, int) and value >= least):
-                raise ValueError(f"{name} must be a whole number of at least {least}, not {value}")
+        if isinstance(self.balance, tuple):
+            require(any(self.balance), "class weights must not all be zero", self.balance)
+        elif self.balance is not None:
+            require(self.balance >= 1, "the imbalance factor must be at least 1", self.balance)
 
 
 class Plan(NamedTuple):
@@ -107,16 +97,14 @@ def make_plan(scenario: Scenario, domains: Sequence[Domain], clean: Domain | Non
     )
 
 
-def _generator(scenario: Scenario, purpose: int) -> np.random.Generator:
+def _generator(scenario: Scenario, purpose: int) -> Generator:
     return np.random.default_rng((scenario.seed, purpose))
 
 
 # Which domain comes when: groups of segments, which interludes come between
 
 
-def _groups(
-    scenario: Scenario, domains: Sequence[Domain], generator: np.random.Generator
-) -> Iterator[Sequence[_Segment]]:
+def _groups(scenario: Scenario, domains: Sequence[Domain], generator: Generator) -> Iterator[Sequence[_Segment]]:
     if scenario.sequence == "single" and len(domains) != 1:
         raise ValueError(f"a single stream is of one domain, not {len(domains)}: choose continual, gradual or mixed")
     if scenario.sequence == "gradual":
@@ -130,9 +118,7 @@ def _groups(
         yield from ([segment] for segment in segments)
 
 
-def _gradual(
-    scenario: Scenario, domains: Sequence[Domain], generator: np.random.Generator
-) -> Iterator[Sequence[_Segment]]:
+def _gradual(scenario: Scenario, domains: Sequence[Domain], generator: Generator) -> Iterator[Sequence[_Segment]]:
     """Divide the samples of each name among its severities, up and down."""
     for name in dict.fromkeys(domain.name for domain in domains):
         levels = {domain.severity: number for number, domain in enumerate(domains) if domain.name == name}
@@ -216,9 +202,7 @@ def class_weights(balance: float | Sequence[float], num_classes: int) -> np.ndar
     return np.asarray(balance, dtype=np.float64)
 
 
-def _ordered(
-    scenario: Scenario, segment: _Segment, domains: Sequence[Domain], generator: np.random.Generator
-) -> _Segment:
+def _ordered(scenario: Scenario, segment: _Segment, domains: Sequence[Domain], generator: Generator) -> _Segment:
     if scenario.order == "given":
         return segment
     places = generator.permutation(len(segment.rows))
@@ -231,9 +215,7 @@ def _ordered(
     return _Segment(segment.name, segment.domains[places], segment.rows[places])
 
 
-def _correlated(
-    places: np.ndarray, labels: np.ndarray, concentration: float, generator: np.random.Generator
-) -> np.ndarray:
+def _correlated(places: np.ndarray, labels: np.ndarray, concentration: float, generator: Generator) -> np.ndarray:
     """Split each class over time slots by a Dirichlet draw; in a slot the classes come one after another."""
     classes = np.unique(labels)
     slots: list[list[np.ndarray]] = [[] for _ in range(min(len(classes), MOST_SLOTS))]

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ttac.data.corruptions.draws import Draws, check_seed
+from ttac.common.options import Checked, setting
+from ttac.data.corruptions.draws import SEEDS, Draws
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
 from ttac.model.inputs import check_labels
@@ -26,7 +27,7 @@ _SLACK = 1e-4  # levels, more than single precision errs by
 
 
 @dataclass(frozen=True)
-class PGDOptions:
+class PGDOptions(Checked):
     """How far an image may be changed, and how it is done.
 
     >>> PGDOptions("linf", *USUAL["linf"]).steps
@@ -34,24 +35,16 @@ class PGDOptions:
     """
 
     norm: Norm
-    eps: float  # radius of the ball, pixels in [0, 1]
-    step: float
-    steps: int = 40
-    random_start: bool = True
-    seed: int = 0  # of the start
+    eps: float = setting(help="radius of the ball, pixels in [0, 1]", above=0)
+    step: float = setting(help="length of a step", above=0)
+    steps: int = setting(40, "of the descent", least=1)
+    random_start: bool = setting(True, "whether it starts anywhere in the ball")
+    seed: int = setting(0, "of the start", least=0, below=SEEDS)
 
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if self.norm not in USUAL:
-            raise ValueError(f"the norm is linf or l2, not {self.norm!r}")
-        for name in ("eps", "step"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+    def check(self) -> None:
+        """Refuse a radius of 8-bit levels."""
         if self.norm == "linf" and self.eps > 1:
             raise ValueError(f"eps is of pixels in [0, 1], not {self.eps:g}: did you mean {self.eps:g}/255?")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, not {self.steps}")
-        check_seed(self.seed)
 
 
 def pgd(classifier: Classifier, images: Tensor, labels: Tensor, options: PGDOptions, index: Tensor) -> Tensor:
