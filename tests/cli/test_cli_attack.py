@@ -14,11 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from data_helpers import read_data
 from job_helpers import assert_refused, contents, run_until_killed
 from ttac.cli import main
-from ttac.cli.attack import number
-from ttac.data.attacks import job as attack_job
-from ttac.data.sets import read_data
+from ttac.evaluation import attack_job
 from ttac.model.networks import ResNet
 from ttac.source.loading import ModelDescription, load_model, save_model
 
@@ -163,7 +162,7 @@ def test_a_killed_process_goes_on_bit_for_bit(world: Path, capsys: pytest.Captur
     assert main(command(world, "whole")) == 0
     preparation = (
         "from ttac.data import array_file\n"
-        "from ttac.data.attacks import job as attack_job\n"
+        "from ttac.evaluation import attack_job\n"
         "array_file.SYNC_SECONDS = 0\n"
         "attack, calls = attack_job.pgd, iter(range(99))\n"
         "def attacking(*given):\n"
@@ -273,11 +272,11 @@ def test_results_of_something_else_are_not_overwritten(world: Path, capsys: pyte
         (("--data", "{world}/nowhere"), "no folder"),
         (("--data", "{world}/grey"), "the images have 1 channels, the model takes 3"),
         (("--data", "{world}/many"), "the data have 5 classes, the model has 4"),
-        (("--eps", "eight"), "expected a number or a fraction such as 8/255, not 'eight'"),
-        (("--eps", "1/0"), "expected a number"),
-        (("--eps", "0"), "eps must be positive"),
+        (("--eps", "eight"), "--eps"),
+        (("--eps", "1/0"), "--eps"),
+        (("--eps", "0"), "--eps"),
         (("--eps", "0.5/255"), "eps 0.00196 is less than one level of 8-bit images"),
-        (("--step", "-1"), "step must be positive"),
+        (("--step", "-1"), "--step"),
         (("--samples", "11"), "11 images are wanted, and there are 10"),
     ],
 )
@@ -297,7 +296,3 @@ def test_a_model_that_was_never_right_has_no_success_rate(world: Path, capsys: p
     assert main(command(world, "out")) == 0
     assert "success rate unknown, none was right before" in capsys.readouterr().out
     assert record_of(world / "out")["success_rate"] is None
-
-
-def test_fractions_are_numbers() -> None:
-    assert [number(text) for text in ("8/255", "2.5/255", "1e-2", "2")] == [8 / 255, 2.5 / 255, 0.01, 2.0]

@@ -16,9 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from data_helpers import read_data
 from ttac.cli import main
 from ttac.common.resumable import alone_in
-from ttac.data.sets import archives, download, fetch, read_data
+from ttac.data import array_file
+from ttac.data.sets import archives, download, fetch
 from ttac.data.sets.spec import RemoteFile
 from ttac.data.sets.specs import SPECS
 from ttac.source.bundle import load_bundle
@@ -54,7 +56,7 @@ def web(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Web]:
         file = RemoteFile(
             f"{web.address}/small.tar.gz?download=1",
             len(body),
-            hashlib.md5(body).hexdigest(),
+            f"md5:{hashlib.md5(body).hexdigest()}",
             unpacks_to="cifar-10-batches-bin",
             unpacked=50_000,
         )
@@ -89,7 +91,7 @@ def test_a_data_set_is_fetched_checked_and_read(web: Web, ttac: Run, tmp_path: P
     fetched = ttac("fetch", "cifar10")
     place = tmp_path / "root/cifar10/cifar-10-batches-bin"
     assert fetched.code == 0
-    assert f"cifar10 is in {place}" in fetched.out
+    assert f"cifar10 in {place}" in fetched.out
     assert "cite: Krizhevsky" in fetched.out
     assert [path.name for path in (tmp_path / "root/cifar10").iterdir()] == ["cifar-10-batches-bin"]
     checked = ttac("check", "cifar10")
@@ -103,7 +105,6 @@ def test_a_data_set_is_fetched_checked_and_read(web: Web, ttac: Run, tmp_path: P
     listed = {row["name"]: row for row in json.loads(ttac("list", "--json").out)}
     assert listed["cifar10"]["path"] == str(place)
     assert (listed["cifar100-c"]["path"], listed["cifar100-c"]["bytes"]) == (None, 2_918_473_216)
-    assert listed["imagenet-c"]["presets"] == ["paper-imagenet"]
 
 
 def test_training_takes_a_data_set_by_its_name(web: Web, ttac: Run, tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_what_lies_under_its_usual_name_is_not_fetched_again(web: Web, ttac: Run
     ttac("fetch", "cifar10")
     (tmp_path / "root/cifar10/cifar-10-batches-bin").rename(tmp_path / "root/cifar-10-batches-bin")
     asked = len(web.asked)
-    assert f"cifar10 is in {tmp_path / 'root/cifar-10-batches-bin'}" in ttac("fetch", "cifar10").out
+    assert f"cifar10 in {tmp_path / 'root/cifar-10-batches-bin'}" in ttac("fetch", "cifar10").out
     assert len(web.asked) == asked
 
 
@@ -149,7 +150,7 @@ def test_without_network_the_steps_by_hand_are_told_and_work(web: Web, ttac: Run
     for part in (
         "small.tar.gz was not fetched",
         f"download {web.address}/small.tar.gz?download=1 (",
-        f"put it into {folder}",
+        f"put what was downloaded into {folder}",
         f"ttac data fetch cifar10 --root {tmp_path / 'root'}",
         f"ttac data check cifar10 --root {tmp_path / 'root'}",
         "--mirror",
@@ -167,11 +168,10 @@ def test_the_steps_by_hand_can_be_pasted(web: Web, ttac: Run, tmp_path: Path) ->
     one, two = SPECS["cifar10"].files
     SPECS["cifar10"] = replace(SPECS["cifar10"], files=(one, replace(two, optional=False)))
     error = ttac("fetch", "cifar10", "--root", str(tmp_path / "my data")).error
-    assert f"put them into {tmp_path / 'my data/cifar10'}" in error
-    assert f"ttac data fetch cifar10 --root '{tmp_path / 'my data'}'    checks and unpacks them" in error
+    assert error.count("  download http") == 2
+    assert f"ttac data fetch cifar10 --root '{tmp_path / 'my data'}'    checks and unpacks it" in error
     (tmp_path / "my data/cifar10/other").mkdir()  # unpacked already
-    error = ttac("fetch", "cifar10", "--root", str(tmp_path / "my data")).error
-    assert f"put it into {tmp_path / 'my data/cifar10'}" in error
+    assert ttac("fetch", "cifar10", "--root", str(tmp_path / "my data")).error.count("  download http") == 1
 
 
 def test_what_is_not_whole_is_not_said_to_be_in(web: Web, ttac: Run, tmp_path: Path) -> None:
@@ -180,14 +180,14 @@ def test_what_is_not_whole_is_not_said_to_be_in(web: Web, ttac: Run, tmp_path: P
     (place / "data_batch_3.bin").unlink()
     (place / "data_batch_2.bin").write_bytes(records()[:3073])
     again = ttac("fetch", "cifar10")
-    assert (again.code, "cifar10 is in" in again.out) == (1, False)
+    assert again.code == 1
     assert "missing data_batch_3.bin" in again.out
-    assert f"cifar10 is not whole: delete {place} and fetch again" in again.out
-    assert f"parts are missing or damaged: delete {place} and fetch again" in ttac("check", "cifar10").out
+    assert f"cifar10 is not whole: 2 of 6 parts are missing or damaged: delete {place} and fetch again" in again.out
+    assert ttac("check", "cifar10").out.endswith(f"delete {place} and fetch again")
     for path in place.iterdir():
         path.unlink()
     empty = ttac("fetch", "cifar10")
-    assert (empty.code, f"cifar10 is not whole: delete {place} and fetch again" in empty.out) == (1, True)
+    assert (empty.code, "delete it and fetch again" in empty.error) == (2, True)
     place.rmdir()
     assert ttac("fetch", "cifar10").code == 0
 
@@ -203,9 +203,8 @@ def test_no_more_than_need_be_is_to_be_deleted(ttac: Run, tmp_path: Path, monkey
     Image.new("RGB", (8, 8)).save(tmp_path / "visda-c/validation/bus/a.png")
     (tmp_path / "visda-c/test/trunk00").mkdir(parents=True)
     Image.new("RGB", (8, 8)).save(tmp_path / "visda-c/test/trunk00/a.png")
-    assert "damaged. The labels of test.tar are apart: put" in ttac("check", "visda-c").out
-    fetched = ttac("fetch", "visda-c")
-    assert (fetched.code, "visda-c is in" in fetched.out, "put https" in fetched.out) == (0, True, True)
+    assert "damaged: The labels of test.tar are apart: put" in ttac("check", "visda-c").out
+    assert "put https" in ttac("fetch", "visda-c").out
     shutil.rmtree(tmp_path / "visda-c/validation")
     assert ttac("check", "visda-c").out.endswith("or damaged: fetch again")
     elsewhere = ttac("check", f"visda-c={tmp_path / 'visda-c'}", "--root", str(tmp_path / "other"))
@@ -218,7 +217,6 @@ def test_mirrors_come_first(web: Web, ttac: Run, tmp_path: Path) -> None:
     assert ttac("fetch", "cifar10", *mirrors).code == 0
     assert [path for path, _ in web.asked] == ["/gone/small.tar.gz", "/mirror/small.tar.gz"]
     assert "--mirror wants an address with http" in ttac("fetch", "cifar10", "--mirror", str(tmp_path)).error
-    assert "without ? and #" in ttac("fetch", "cifar10", "--mirror", f"{web.address}/mirror?x=1").error
 
 
 def test_an_archive_of_another_kind_leaves_nothing(web: Web, ttac: Run, tmp_path: Path) -> None:
@@ -226,10 +224,10 @@ def test_an_archive_of_another_kind_leaves_nothing(web: Web, ttac: Run, tmp_path
     with tarfile.open(fileobj=body, mode="w:gz") as archive:
         archive.addfile(tarfile.TarInfo("../../escaped"))
     web.files["small.tar.gz"] = body.getvalue()
-    file = replace(SPECS["cifar10"].files[0], size=None, md5=None)
+    file = replace(SPECS["cifar10"].files[0], size=None, checksum=None)
     SPECS["cifar10"] = replace(SPECS["cifar10"], files=(file,))
     failed = ttac("fetch", "cifar10")
-    assert (failed.code, "leads out of its folder" in failed.error) == (2, True)
+    assert (failed.code, "not to be trusted" in failed.error) == (2, True)
     assert [path.name for path in (tmp_path / "root/cifar10").iterdir()] == ["small.tar.gz"]
     assert ttac("check", "cifar10").code == 1
 
@@ -238,10 +236,16 @@ def test_a_disk_without_space_is_told_before_anything_is_begun(
     web: Web, ttac: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(fetch.shutil, "disk_usage", lambda path: usage._replace(free=2**14))
+    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: usage._replace(free=2**14))
     failed = ttac("fetch", "cifar10")
     assert failed.code == 2
-    assert "cifar10 needs 0.1 MiB more, and 0.0 MiB are free: make space, or choose another --root" in failed.error
+    assert "cifar10 needs 0.1 MiB more, and 0.0 MiB are free: make space, or take another folder" in failed.error
+    assert not web.asked
+    # The first file has its space, both together do not.
+    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: usage._replace(free=2**18))
+    one, two = SPECS["cifar10"].files
+    SPECS["cifar10"] = replace(SPECS["cifar10"], files=(one, replace(two, optional=False, unpacked=2**18)))
+    assert ttac("fetch", "cifar10").code == 2
     assert not web.asked
 
 
@@ -251,7 +255,7 @@ def test_a_disk_that_fills_while_unpacking_keeps_the_archive(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(archives, "_write", full)
+    monkeypatch.setattr(archives, "_extract", full)
     failed = ttac("fetch", "cifar10")
     assert failed.code == 2
     assert "the disk is full" in failed.error
@@ -295,7 +299,7 @@ def test_published_sums_of_unpacked_files_are_compared(web: Web, ttac: Run, tmp_
     SPECS["cifar10"] = replace(SPECS["cifar10"], md5=sums)
     checked = ttac("check", "cifar10")
     assert "ok data_batch_1.bin: 2 images, labels, md5" in checked.out
-    assert f"test_batch.bin has the md5 {hashlib.md5(records()).hexdigest()}, expected {'0' * 32}" in checked.out
+    assert f"test_batch.bin has md5:{hashlib.md5(records()).hexdigest()}, expected md5:{'0' * 32}" in checked.out
 
 
 def test_arrays_are_checked_at_all_severities(ttac: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,39 +1,57 @@
-"""The command line; what takes long to import is imported by the command that needs it."""
+"""The command line: a dataclass says what a command takes, a function does it, and both are imported when it is called.
+
+The modules of the dataclasses do not import torch, so that `--help` and mistakes are answered at once.
+"""
 
 from __future__ import annotations
 
+import importlib
+import re
 import sys
-from collections.abc import Callable, Sequence
-
-from jsonargparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import Any
 
 from ttac import __version__
-from ttac.cli.adapt import adapt_command, adapt_parser, parse_options
-from ttac.cli.attack import attack_command, attack_parser
-from ttac.cli.bench import bench_command, bench_parser
-from ttac.cli.common import new_parser
-from ttac.cli.corrupt import corrupt_command, corrupt_parser
-from ttac.cli.data import check_command, check_parser, fetch_command, fetch_parser, list_command, list_parser
-from ttac.cli.demo import demo_command, demo_parser
-from ttac.cli.evaluate import evaluate_command, evaluate_parser
-from ttac.cli.methods import methods_command, methods_parser
-from ttac.cli.replay import replay_command, replay_parser
-from ttac.cli.report import report_command, report_parser
-from ttac.cli.serve import serve_command, serve_parser
-from ttac.cli.stats import collect_command, collect_parser, infer_command, infer_parser
-from ttac.cli.train import train_command, train_parser
+from ttac.cli.parsing import parse
+from ttac.common.lookup import suggestion
 
-__all__ = ["build_parser", "main", "parse_options"]
+__all__ = ["main"]
+
+
+# What a command takes, a dataclass, and what it does with it and a console: `module:name`, below `ttac`.
+COMMANDS = {
+    "train": ("source.spec:TrainJob", "source.train_job:run_train"),
+    "adapt": ("evaluation.spec:AdaptJob", "evaluation.adapt_folder:run_adapt"),
+    "evaluate": ("evaluation.spec:EvaluateJob", "evaluation.evaluate_job:run_evaluate"),
+    "replay": ("serving.settings:ReplayJob", "serving.replay:run_replay"),
+    "bench": ("benchmark.jobs:BenchesJob", "cli.bench:run_benches"),
+    "serve": ("serving.settings:ServeJob", "cli.serve:run_serve"),
+    "stats collect": ("cli.stats:CollectJob", "cli.stats:collect"),
+    "stats infer": ("cli.stats:InferJob", "cli.stats:infer"),
+    "data list": ("cli.data:ListJob", "cli.data:list_data"),
+    "data fetch": ("cli.data:FetchJob", "cli.data:fetch_data"),
+    "data check": ("cli.data:CheckJob", "cli.data:check_data"),
+    "corrupt": ("data.fields:CorruptJob", "data.corruptions.job:run_corrupt"),
+    "attack": ("evaluation.spec:AttackJob", "evaluation.attack_job:run_attack"),
+    "methods": ("cli.methods:MethodsJob", "cli.methods:list_methods"),
+    "report": ("benchmark.jobs:ReportJob", "benchmark.report.job:run_report"),
+    "demo": ("benchmark.jobs:DemoJob", "benchmark.demo:run_demo"),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; mistakes of the user end with one line and the code 2."""
-    chosen = build_parser().parse_args(arguments)
-    command, details = chosen.command, chosen[chosen.command]
-    if details.get("action") is not None:  # of commands that are several
-        command, details = f"{command} {details.action}", details[details.action]
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        return COMMANDS[command](details)
+        if words == ["--version"]:
+            print(f"ttac {__version__}")
+            return 0
+        if words and words[-1] in ("-h", "--help") and words[:-1] in ([], ["stats"], ["data"]):
+            print(overview("".join(words[:-1])))
+            return 0
+        name = find_command(words)
+        job, run = COMMANDS[name]
+        return run_job(run, parse(name, _imported(job), words[len(name.split()) :]))
     except (ValueError, TypeError, OSError, ImportError) as error:
         sys.stderr.write(f"error: {error}\n")
         return 2
@@ -42,52 +60,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def build_parser() -> ArgumentParser:
-    """Describe all commands."""
-    parser = new_parser("Test-time adaptation of classifiers on a live stream.")
-    parser.prog = "ttac"
-    parser.add_argument("--version", action="version", version=f"ttac {__version__}", help="print the version and exit")
-    commands = parser.add_subcommands(dest="command")
-    commands.add_subcommand("train", train_parser(), help="train a source model into a bundle")
-    commands.add_subcommand("adapt", adapt_parser(), help="adapt a model to a folder of images")
-    commands.add_subcommand("evaluate", evaluate_parser(), help="measure a method on a stream of labelled images")
-    commands.add_subcommand("replay", replay_parser(), help="send labelled images to a server and measure its error")
-    commands.add_subcommand("bench", bench_parser(), help="run an experiment: every method on every target")
-    commands.add_subcommand("serve", serve_parser(), help="serve a model that adapts behind the scenes")
-    stats = new_parser("Make the statistics of a source model that methods anchor to.")
-    commands.add_subcommand("stats", stats, help="make source statistics")
-    actions = stats.add_subcommands(dest="action")
-    actions.add_subcommand("collect", collect_parser(), help="from source images")
-    actions.add_subcommand("infer", infer_parser(), help="from the head's weights alone")
-    data = new_parser("Data sets that have a name: which there are, how to get them, whether they are whole.")
-    commands.add_subcommand("data", data, help="list, fetch and check data sets")
-    actions = data.add_subcommands(dest="action")
-    actions.add_subcommand("list", list_parser(), help="those that have a name")
-    actions.add_subcommand("fetch", fetch_parser(), help="download one")
-    actions.add_subcommand("check", check_parser(), help="tell whether one is whole")
-    commands.add_subcommand("corrupt", corrupt_parser(), help="write a data set under corruptions")
-    commands.add_subcommand("attack", attack_parser(), help="write a data set that deceives a model")
-    commands.add_subcommand("methods", methods_parser(), help="list the methods and what they can do")
-    commands.add_subcommand("report", report_parser(), help="make tables, figures and a page from records")
-    commands.add_subcommand("demo", demo_parser(), help="train, shift, adapt and report on small images")
-    return parser
+def find_command(words: Sequence[str]) -> str:
+    """Give the command that words begin with, or raise an error that suggests one.
+
+    >>> find_command(["stats", "infer", "--model", "bundle/"])
+    'stats infer'
+    """
+    group = [name for name in COMMANDS if words and name.startswith(f"{words[0]} ")]
+    name = " ".join(words[: 2 if group else 1])
+    if name in COMMANDS:
+        return name
+    if len(words) < 2 and (group or not words):
+        raise ValueError(f"name a command: {', '.join(group or COMMANDS)}")
+    raise ValueError(f"unknown command {name}{suggestion(name, COMMANDS, most=1) or '; see ttac --help'}")
 
 
-COMMANDS: dict[str, Callable[[Namespace], int]] = {
-    "train": train_command,
-    "adapt": adapt_command,
-    "evaluate": evaluate_command,
-    "replay": replay_command,
-    "bench": bench_command,
-    "serve": serve_command,
-    "stats collect": collect_command,
-    "stats infer": infer_command,
-    "data list": list_command,
-    "data fetch": fetch_command,
-    "data check": check_command,
-    "corrupt": corrupt_command,
-    "attack": attack_command,
-    "methods": methods_command,
-    "report": report_command,
-    "demo": demo_command,
-}
+def overview(group: str = "") -> str:
+    """List the commands, or those of a group, with the first words that their dataclasses say of them."""
+    lines = ["usage: ttac COMMAND [options]", "", "Test-time adaptation of classifiers on a live stream.", ""]
+    for name, (job, _) in COMMANDS.items():
+        if name.startswith(group):
+            lines.append(f"  {name:15}{re.split('[;:.]', _imported(job).__doc__)[0]}")
+    return "\n".join([*lines, "", "Each command has a --help of its own; ttac --version prints the version."])
+
+
+def run_job(run: str, job: Any) -> int:
+    """Run a job that ends cleanly on a signal, and give the exit code."""
+    from rich.console import Console
+
+    from ttac.common.resumable import StoppedError
+
+    try:
+        code = _imported(run)(job, Console(soft_wrap=True))
+    except StoppedError as stop:
+        sys.stderr.write(f"{stop}\n")
+        return 128 + stop.signum
+    return code if isinstance(code, int) else 0
+
+
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(importlib.import_module(f"ttac.{module}"), name)

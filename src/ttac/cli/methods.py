@@ -4,37 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jsonargparse import ArgumentParser, Namespace
-
-from ttac.cli.common import new_parser
+from ttac.common.options import Checked, setting
 
 if TYPE_CHECKING:
-    from ttac.methods.base import Adapter
-
-
-def methods_parser() -> ArgumentParser:
-    """Describe `ttac methods`."""
-    parser = new_parser("List the methods: where each may run, what it needs, what it changes, when it predicts.")
-    parser.add_argument("--verbose", action="store_true", help="cite their papers too")
-    parser.add_argument("--json", action="store_true", help="print JSON, with everything")
-    return parser
-
-
-def methods_command(chosen: Namespace) -> int:
-    """Print the capabilities of all registered methods."""
     from rich.console import Console
+
+    from ttac.adaptation.method import Method
+
+
+@dataclass(frozen=True)
+class MethodsJob(Checked):
+    """List the methods: where each may run, what it needs, what it changes, when it predicts."""
+
+    method: tuple[str, ...] = setting((), "those alone, by name or as path/to/file.py:Class", positional=True)
+    verbose: bool = setting(False, "cite their papers too")
+    json: bool = setting(False, "print JSON, with everything")
+
+
+def list_methods(job: MethodsJob, console: Console) -> None:
+    """Print the capabilities of the methods."""
     from rich.table import Table
 
     from ttac.evaluation.protocols import PROTOCOLS
-    from ttac.methods.registry import methods
+    from ttac.methods.registry import find_method, methods
 
-    rows = [_row(method) for method in methods().values()]
-    if chosen.json:
+    rows = [_row(find_method(name)) for name in job.method or methods()]
+    if job.json:
         print(json.dumps(rows, indent=2))
-        return 0
-    console = Console()
+        return
     table = Table()
     for heading in ("method", "protocols", "needs", "changes", "predicts"):
         table.add_column(heading, no_wrap=heading == "method")
@@ -42,23 +42,17 @@ def methods_command(chosen: Namespace) -> int:
         protocols = "all" if len(row["protocols"]) == len(PROTOCOLS) else ", ".join(row["protocols"])
         needs = ", ".join([*row["needs"], *(f"under Y {branch}" for branch in row["may_use"])])
         table.add_row(row["method"], protocols, needs or "-", row["changes"], row["predicts"])
-    console.print(table, markup=False)
-    if chosen.verbose:
+    console.print(table, markup=False, soft_wrap=False)
+    if job.verbose:
         for row in rows:
-            console.print(f"{row['method']}: {row['citation']}", markup=False, soft_wrap=True)
-    return 0
+            console.print(f"{row['method']}: {row['citation']}", markup=False)
 
 
-def _row(method: type[Adapter]) -> dict[str, Any]:
+def _row(method: type[Method]) -> dict[str, Any]:
     able = method.capabilities
     moments = {option.name: option.default for option in dataclasses.fields(method.options_type)}
     return {
         "method": able.name,
-        "title": able.title,
-        "protocols": able.protocols,
-        "needs": able.needs,
-        "may_use": able.may_use,
-        "changes": able.changes,
+        **{field: getattr(able, field) for field in ("title", "protocols", "needs", "may_use", "changes", "citation")},
         "predicts": str(moments.get("predict", "-")),
-        "citation": able.citation,
     }

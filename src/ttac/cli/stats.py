@@ -3,55 +3,47 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from jsonargparse import ArgumentParser, Namespace
+from ttac.common.options import Checked, setting
+from ttac.evaluation.spec import ModelSpec
 
-from ttac.cli.common import add_image_arguments, add_model_arguments, load_chosen_model, new_parser
-
-
-def collect_parser() -> ArgumentParser:
-    """Describe `ttac stats collect`."""
-    parser = new_parser("Collect statistics from source images, in one subfolder for each class or without any.")
-    add_model_arguments(parser)
-    add_image_arguments(parser)
-    add = parser.add_argument
-    add("--out", type=Path, required=True, metavar="FILE", help="statistics to write")
-    add(
-        "--family",
-        type=str,
-        metavar="NAME",
-        help="full, low-rank, diagonal or isotropic (default: the richest that fits)",
-    )
-    add(
-        "--group-by",
-        type=Literal["auto", "label", "prediction"],
-        default="auto",
-        metavar="HOW",
-        help="label (class subfolder), prediction, or auto: by label if there are subfolders (default: %(default)s)",
-    )
-    return parser
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
-def infer_parser() -> ArgumentParser:
-    """Describe `ttac stats infer`."""
-    parser = new_parser("Infer statistics from the weights of the model's head.")
-    add_model_arguments(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="statistics to write")
-    return parser
+@dataclass(frozen=True)
+class CollectJob(Checked):
+    """Collect statistics from source images, in one subfolder for each class or without any."""
+
+    model: ModelSpec = setting(without=("channels_last", "autocast"))
+    images: Path = setting(help="images, also in subfolders")
+    out: Path = setting(help="statistics to write")
+    batch: int = setting(64, "images that arrive at a time", least=1)
+    family: str | None = setting(None, "full, low-rank, diagonal or isotropic (default: the richest that fits)")
+    group_by: Literal["auto", "label", "prediction"] = setting("auto", "by subfolder, if there are, or prediction")
 
 
-def collect_command(chosen: Namespace) -> int:
+@dataclass(frozen=True)
+class InferJob(Checked):
+    """Infer statistics from the weights of the model's head."""
+
+    model: ModelSpec = setting(without=("size", "classes", "channels_last", "autocast"))
+    out: Path = setting(help="statistics to write")
+
+
+def collect(job: CollectJob, _console: Console) -> None:
     """Collect statistics from a folder of source images."""
     import torch
 
     from ttac.data.folder import FolderStream, labels_by_subfolder, list_images
     from ttac.source.statistics import SourceStatistics
 
-    loaded = load_chosen_model(chosen)
+    loaded = job.model.load()
     classifier, description = loaded.classifier, loaded.description
-    files = list_images(chosen.images)
+    files = list_images(job.images)
     unreadable: list[str] = []
 
     def report(name: str, reason: str) -> None:
@@ -59,38 +51,29 @@ def collect_command(chosen: Namespace) -> int:
         sys.stderr.write(f"skipped {name}: {reason}\n")
 
     stream = FolderStream(
-        chosen.images,
-        files,
-        chosen.batch,
-        description.size,
-        classifier.channels,
-        description.crop_pct,
-        report,
+        job.images, files, job.batch, description.size, classifier.channels, description.crop_pct, report
     )
-    group_by = chosen.group_by
+    group_by = job.group_by
     if group_by == "auto":
         group_by = "label" if any("/" in name for name in files) else "prediction"
     labels = labels_by_subfolder(files, classifier.num_classes, description.classes) if group_by == "label" else {}
     loader = (
         (images, torch.tensor([labels[name] for name in names])) if labels else images for images, names in stream
     )
-    stats = SourceStatistics.collect(classifier, loader, group_by=group_by, family=chosen.family)
-    stats.save(chosen.out)
+    stats = SourceStatistics.collect(classifier, loader, group_by=group_by, family=job.family)
+    stats.save(job.out)
     counts = stats.origin.counts
     print(
-        f"{chosen.out}: {stats.origin.samples} images, {min(counts)} to {max(counts)} in each of {len(counts)} classes "
+        f"{job.out}: {stats.origin.samples} images, {min(counts)} to {max(counts)} in each of {len(counts)} classes "
         f"by {group_by}, {stats.classes.covariance.family} covariances, {len(unreadable)} unreadable"
     )
-    return 0
 
 
-def infer_command(chosen: Namespace) -> int:
+def infer(job: InferJob, _console: Console) -> None:
     """Infer statistics from the head."""
     from ttac.source.statistics import SourceStatistics
 
-    loaded = load_chosen_model(chosen)
-    stats = SourceStatistics.infer(loaded.classifier)
-    stats.save(chosen.out)
+    stats = SourceStatistics.infer(job.model.load().classifier)
+    stats.save(job.out)
     classes, features = stats.classes.mean.shape
-    print(f"{chosen.out}: {classes} classes and {features} features, inferred from the head (source-free)")
-    return 0
+    print(f"{job.out}: {classes} classes and {features} features, inferred from the head (source-free)")
