@@ -1,17 +1,18 @@
-"""What tests of `ttac bench` share: experiments made small, and a pool without processes."""
+"""What tests of `ttac bench` share: experiments made small, and an executor without processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ttac.benchmark.execute import execute
+from ttac.benchmark.executor import Done, Event, Failed, Progress, Started, Task, described
 from ttac.benchmark.experiment import load_experiment
 from ttac.benchmark.job import BenchJob
-from ttac.benchmark.pool import Event, described
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 PARTS = {"thresholds": 5, "rates": 3, "time": 3}  # shards, of which one is enough: of grids, and of the runs of queue
@@ -34,22 +35,22 @@ scales:
 """
 
 
-class InlinePool:
-    """Does tasks one after another in this process, and says of them what `Pool` says."""
+class InlineExecutor:
+    """Does tasks one after another in this process; `Bench` must not notice."""
 
-    def __init__(self, work: Callable[[Any, Callable[[Any], None]], Any], jobs: int, threads: int) -> None:
-        self._work = work
+    def __init__(self, *_: Any) -> None:
+        """Take what `LocalProcesses` takes, of which nothing matters here."""
 
-    def run(self, tasks: Sequence[Any]) -> Generator[Event[Any], None, None]:
+    def run(self, tasks: Iterable[Task]) -> Generator[Event, None, None]:
         """Do all tasks."""
         for task in tasks:
-            yield Event(0, task, "started")
+            yield Started(task)
             told: list[Any] = []
             try:
-                last = Event(0, task, "done", self._work(task, told.append))
+                last: Event = Done(task, *execute(task, lambda *news, told=told: told.append(news)))
             except Exception as error:
-                last = Event(0, task, "failed", (described(error), "traceback"))
-            yield from (Event(0, task, "progress", news) for news in told)
+                last = Failed(task, described(error), "traceback")
+            yield from (Progress(task, *news) for news in told)
             yield last
 
 

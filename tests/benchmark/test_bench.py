@@ -13,12 +13,12 @@ import torch
 
 import ttac
 import ttac.benchmark.job
-from bench_helpers import TINY, InlinePool, shared_cache, write_experiment
+from bench_helpers import TINY, InlineExecutor, shared_cache, write_experiment
+from data_helpers import read_data
 from ttac.benchmark.experiment import load_experiment
 from ttac.benchmark.job import Bench, BenchJob
 from ttac.benchmark.runs import expand
 from ttac.cli import main
-from ttac.data.sets import read_data
 from ttac.data.streams import Scenario, Stream, corrupted_domains
 from ttac.evaluation.records import Record
 from ttac.source.bundle import load_bundle, save_bundle
@@ -33,7 +33,9 @@ RUNS = [
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(ttac.benchmark.job, "Pool", InlinePool)  # test_bench_processes.py has the real one
+    monkeypatch.setattr(
+        ttac.benchmark.job, "LocalProcesses", InlineExecutor
+    )  # test_bench_processes.py has the real one
     return write_experiment(tmp_path / "experiments")
 
 
@@ -51,7 +53,7 @@ def folder(file: Path) -> Path:
 
 
 def source_of(file: Path, cache: Path) -> Path:
-    return Bench(BenchJob(file, file.parent, cache=cache)).pantry.bundle("plain")
+    return Bench(BenchJob(file, file.parent, cache=cache)).prerequisites.bundle("plain")
 
 
 def saved(file: Path) -> dict[str, Record]:
@@ -158,7 +160,7 @@ def test_mistakes_are_named_before_anything_is_written(
         ("- 1", "must be a mapping"),
         ("a: [", "is not YAML"),
         (TINY.replace("tiny: {}", "tiny: [1]"), "scales must be a mapping"),
-        (TINY.replace("tiny: {}", "tiny: {}\n  huge: {}"), "unknown scale in"),
+        (TINY.replace("tiny: {}", "tiny: {}\n  huge: {}"), "scales must be a mapping"),
         (TINY.replace("tiny: {}", "paper: {}"), "unknown scale of"),
     ],
 )
@@ -174,10 +176,10 @@ def test_files_that_are_no_experiment(
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["--shard", "3/2"], "i from 1 to n"),
-        (["--shard", "0/2"], "i from 1 to n"),
-        (["--shard", "half"], "not of the form I/N"),
-        (["--source", "plain"], "not of the form NAME=BUNDLE"),
+        (["--shard", "3/2"], "--shard"),
+        (["--shard", "0/2"], "--shard"),
+        (["--shard", "half"], "--shard"),
+        (["--source", "plain"], "--source"),
         (["--source", "plan=here"], "unknown source of the experiment: 'plan'"),
         (["--source", "plain=nowhere"], "no bundle of ttac train in nowhere"),
         (["--set", "sources.plain.data=nowhere"], "no folder nowhere"),  # found as it is trained: no run is left
@@ -261,6 +263,20 @@ def test_records_of_other_settings_are_refused(file: Path, cache: Path, capsys: 
         assert "is of another run" in said
         assert named in said
     assert moments(file.parents[1]) == before
+
+
+def test_settings_that_are_gone_do_not_make_a_record_another(
+    file: Path, cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ["--set", *FEW]
+    assert bench(file, cache, *few) == 0
+    (path,) = folder(file).glob("n-o-sf-*")
+    content = json.loads(path.read_text())
+    content["provenance"]["run"]["compile"] = None  # of versions that compiled
+    path.write_text(json.dumps(content))
+    capsys.readouterr()
+    assert bench(file, cache, *few) == 0
+    assert "0 runs, 1 done before" in capsys.readouterr().out
 
 
 def test_records_of_other_weights_are_refused(file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 import ttac.benchmark.job
-from bench_helpers import EXPERIMENTS, InlinePool, shared_cache, small_job
+from bench_helpers import EXPERIMENTS, InlineExecutor, shared_cache, small_job
 from ttac.benchmark.experiment import Experiment, load_experiment
 from ttac.benchmark.job import Bench, run_bench
 from ttac.benchmark.report.published import PublishedTable, published_tables
-from ttac.benchmark.runs import Run, expand
+from ttac.benchmark.runs import PlannedRun, expand
 from ttac.data.corruptions import CORRUPTIONS
 from ttac.data.sets.specs import SPECS
 from ttac.evaluation.records import Record
@@ -36,7 +36,7 @@ every_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 
 
 @cache
-def expanded(file: Path, scale: str) -> tuple[Experiment, list[Run]]:
+def expanded(file: Path, scale: str) -> tuple[Experiment, list[PlannedRun]]:
     experiment = load_experiment(file, scale)
     return experiment, expand(experiment)
 
@@ -128,7 +128,9 @@ def test_the_protocol_table_averages_the_fifteen_corruptions_for_each_seed() -> 
 def test_it_runs_when_it_is_tiny(
     file: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ttac.benchmark.job, "Pool", InlinePool)  # processes are the business of other tests
+    monkeypatch.setattr(
+        ttac.benchmark.job, "LocalProcesses", InlineExecutor
+    )  # processes are the business of other tests
     job = small_job(file, tmp_path, shared_cache(tmp_path_factory))
     run_bench(job, Console(file=io.StringIO()))
     bench = Bench(job)
@@ -149,7 +151,7 @@ def test_it_runs_when_it_is_tiny(
 def test_points_are_those_of_the_stream(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     job = small_job(EXPERIMENTS / "tsne.yaml", tmp_path, shared_cache(tmp_path_factory))
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(ttac.benchmark.job, "Pool", InlinePool)
+        patched.setattr(ttac.benchmark.job, "LocalProcesses", InlineExecutor)
         run_bench(job, Console(file=io.StringIO()))
     bench = Bench(job)
     points = [json.loads(bench.path(run).with_suffix(".tsne.json").read_text()) for run in bench.runs]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from ttac import Record
 from ttac.benchmark import demo
+from ttac.benchmark.jobs import DemoJob
 from ttac.data.sets.digits import load_digits
 
 pytest.importorskip("sklearn", reason="the demo's digits ship with scikit-learn: pip install 'ttac[demo]'")
@@ -16,13 +17,12 @@ pytest.importorskip("matplotlib", reason="the demo's figure is drawn by matplotl
 
 
 def test_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    digits = load_digits()
-    few = replace(digits, target_images=digits.target_images[:110], target_labels=digits.target_labels[:110])
-    monkeypatch.setattr(demo, "load_digits", lambda seed: few)
+    few = {"train": load_digits("train"), "test": tuple(part[:110] for part in load_digits("test"))}
+    monkeypatch.setattr(demo, "load_digits", lambda split, seed: few[split])
     monkeypatch.setattr(demo, "EPOCHS", 1)
     monkeypatch.setattr(demo, "SHIFTS", dict(list(demo.SHIFTS.items())[:2]))
     for _ in range(2):  # the second run finds the trained network
-        records = demo.run_demo(tmp_path / "out", seed=0, cache=tmp_path / "cache")
+        records = demo.run_demo(DemoJob(tmp_path / "out", cache=tmp_path / "cache"), Console())
     assert "loaded" in capsys.readouterr().out
     assert len(list((tmp_path / "cache").iterdir())) == 1
     assert set(records) == set(demo.SHIFTS)
@@ -37,7 +37,7 @@ def test_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 @pytest.mark.slow
 def test_whole_demo_keeps_its_promises(tmp_path: Path) -> None:
-    records = demo.run_demo(tmp_path / "out", seed=0, cache=tmp_path / "cache")
+    records = demo.run_demo(DemoJob(tmp_path / "out", cache=tmp_path / "cache"), Console())
 
     def mean(title: str) -> float:
         return sum(by_method[title].error or 0.0 for by_method in records.values()) / len(records)

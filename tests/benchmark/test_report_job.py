@@ -18,9 +18,8 @@ pytest.importorskip("matplotlib", reason="figures are drawn by matplotlib: pip i
 pytest.importorskip("jinja2", reason="the page is rendered by jinja2: pip install 'ttac[report]'")
 
 from ttac.benchmark.report import job
-from ttac.benchmark.report.figures import draw
+from ttac.benchmark.report.figures import _curve, colours, cumulative_error, draw
 from ttac.benchmark.report.page import inline_svg
-from ttac.benchmark.report.plots import _curve, colours, cumulative_error
 from ttac.benchmark.report.results import load_results
 from ttac.benchmark.report.tables import make_table
 from ttac.benchmark.report.writers import OTHER_SCALES

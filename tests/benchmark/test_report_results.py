@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -77,59 +78,57 @@ def broken_json(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda c: c.update(format="other/1"), "not of the format ttac.record/1"),
-        (lambda c: c.update(error=None), "without labels"),
-        (lambda c: c.update(error="20"), "not a whole record"),
-        (lambda c: c.update(error=120.0), "percentages"),
-        (lambda c: c.update(error=float("nan")), "percentages"),
-        (lambda c: c.update(seconds=float("inf")), "percentages"),
-        (lambda c: c.update(samples=0), "at least one sample"),
-        (lambda c: c.pop("samples"), "not a whole record"),
-        (lambda c: c.update(cumulative_error=[[1]]), "not a whole record"),
-        (lambda c: c.update(provenance={}), "does not say which run"),
-        (lambda c: c["provenance"]["run"].update(name="another"), "which is not its place"),
-        (lambda c: c["provenance"]["run"].update(scale="paper"), "which is not its place"),
-        (lambda c: c["provenance"]["run"].update(seed="0"), "seed must be of type int"),
-        (lambda c: c["provenance"]["run"].update(seed=True), "seed must be of type int"),
-        (lambda c: c["provenance"]["run"].update(column="C100-C"), "no parts of the column 'C100-C'"),
-        (lambda c: c["provenance"]["run"].update(domain=["fog"]), "domain must be of type str"),
+        lambda c: c.update(format="other/1"),
+        lambda c: c.update(error=None),
+        lambda c: c.update(error="20"),
+        lambda c: c.update(error=120.0),
+        lambda c: c.update(error=float("nan")),
+        lambda c: c.update(seconds=float("inf")),
+        lambda c: c.update(samples=0),
+        lambda c: c.pop("samples"),
+        lambda c: c.update(cumulative_error=[[1]]),
+        lambda c: c.update(provenance={}),
+        lambda c: c["provenance"]["run"].update(name="another"),
+        lambda c: c["provenance"]["run"].update(scale="paper"),
+        lambda c: c["provenance"]["run"].update(seed="first"),
+        lambda c: c["provenance"]["run"].update(seed=True),
+        lambda c: c["provenance"]["run"].update(column="C100-C"),
+        lambda c: c["provenance"]["run"].update(domain=["fog"]),
     ],
 )
-def test_a_record_that_is_not_one_is_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
+def test_a_record_that_is_not_one_is_refused_by_name(tmp_path: Path, change: Any) -> None:
     run = place("N-O-SF", "BN", "C10-C")
     folder = write_results(tmp_path, "protocols", [(run, made_up(run))])
     edited(folder / f"{run['name']}.json", change)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=re.escape(f"{run['name']}.json")):
         load_results(tmp_path)
-    assert run["name"] in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (lambda c: c.update(format="ttac.experiment/2"), "not of the format"),
-        (lambda c: c.update(name="../../etc"), "which is not its folder"),
-        (lambda c: c.update(scale="paper"), "which is not its folder"),
-        (lambda c: c.update(metric="accuracy"), "the metric is one of"),
-        (lambda c: c.update(figures=["pie"]), "figures are some of"),
-        (lambda c: c.update(runs=["../../secret"]), "without folders"),
-        (lambda c: c.update(runs=[".hidden"]), "without folders"),
-        (lambda c: c.update(runs=["a", "a"]), "different names"),
-        (lambda c: c.update(runs=[1]), "runs must be a list of texts"),
-        (lambda c: c.pop("parts"), "run ttac bench again, which rewrites it"),
-        (lambda c: c.update(parts={"C10-C": [["C10-C", "fog"]]}), "parts must give the target, domain and severity"),
-        (lambda c: c.update(average="yes"), "average must be of type bool"),
+        lambda c: c.update(format="ttac.experiment/2"),
+        lambda c: c.update(name="../../etc"),
+        lambda c: c.update(scale="paper"),
+        lambda c: c.update(metric="accuracy"),
+        lambda c: c.update(figures=["pie"]),
+        lambda c: c.update(runs=["../../secret"]),
+        lambda c: c.update(runs=[".hidden"]),
+        lambda c: c.update(runs=["a", "a"]),
+        lambda c: c.update(runs=[1]),
+        lambda c: c.pop("parts"),
+        lambda c: c.update(parts={"C10-C": [["C10-C", "fog"]]}),
+        lambda c: c.update(average="often"),
     ],
 )
-def test_an_experiment_that_is_not_one_is_refused_by_name(tmp_path: Path, change: Any, said: str) -> None:
+def test_an_experiment_that_is_not_one_is_refused_by_name(tmp_path: Path, change: Any) -> None:
     run = place("N-O-SF", "BN", "C10-C")
     folder = write_results(tmp_path, "protocols", [(run, made_up(run))])
     edited(folder / "experiment.json", change)
-    with pytest.raises(ValueError, match=said) as caught:
+    with pytest.raises(ValueError, match=r"experiment\.json"):
         load_results(tmp_path)
-    assert "experiment.json" in str(caught.value)
 
 
 def test_names_that_would_leave_the_report_are_refused(tmp_path: Path) -> None:
@@ -144,14 +143,14 @@ def test_broken_files_are_named(tmp_path: Path) -> None:
     folder = write_results(tmp_path, "protocols", [(run, made_up(run))])
     points = folder / f"{run['name']}.tsne.json"
     points.write_text(json.dumps({"format": "ttac.points/1", "points": [[0, 1]], "labels": [0, 1]}))
-    with pytest.raises(ValueError, match=r"tsne\.json must have as many labels"):
+    with pytest.raises(ValueError, match=r"tsne\.json"):
         load_results(tmp_path)
     points.write_text("[[[")
-    with pytest.raises(ValueError, match=r"tsne\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"tsne\.json"):
         load_results(tmp_path)
     points.unlink()
     broken_json(folder / f"{run['name']}.json")
-    with pytest.raises(ValueError, match=r"BN-C10-C-fog-0\.json is not JSON"):
+    with pytest.raises(ValueError, match=r"BN-C10-C-fog-0\.json"):
         load_results(tmp_path)
 
 
@@ -169,3 +168,13 @@ def test_a_table_by_class_needs_errors_of_classes(tmp_path: Path, errors: list[f
     write_results(tmp_path, "visda", [(run, made_up(run, class_error=errors))], by_class=True, average=True)
     with pytest.raises(ValueError, match=r"VisDA-C-fog-0\.json has no error of any class"):
         load_results(tmp_path)
+
+
+def test_keys_of_other_versions_are_no_mistake(tmp_path: Path) -> None:
+    run = place("N-O-SF", "BN", "C10-C", compile=None)
+    folder = write_results(tmp_path, "protocols", [(run, made_up(run))], later="unknown")
+    points = {"format": "ttac.points/1", "points": [[0, 1]], "labels": [0], "predictions": [1]}
+    (folder / f"{run['name']}.tsne.json").write_text(json.dumps(points))
+    (experiment,), _ = load_results(tmp_path)
+    assert experiment.done[0].points is not None
+    assert experiment.done[0].points.points.tolist() == [[0.0, 1.0]]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from report_helpers import made_up, place, write_failure, write_results
 
-from ttac.benchmark.report.orders import Ordering, Swap, compare_order
+from ttac.benchmark.report.orders import Ordering, Place, compare_order
 from ttac.benchmark.report.published import published_tables
 from ttac.benchmark.report.results import load_results
 from ttac.benchmark.report.tables import Table, make_table
@@ -215,7 +215,8 @@ def test_nothing_is_said_of_the_paper_where_no_number_is_compared(tmp_path: Path
 
 
 def test_swaps_are_told_with_all_four_numbers(tmp_path: Path) -> None:
-    swap = Swap("N-O-SF", "C10-C", "BN", "TENT", (10.0, 12.345), (15.49, 14.27))
-    assert swap_lines(protocols(tmp_path), Ordering(0, 0, (swap,))) == [
-        "N-O-SF, C10-C: BN (10.00) is ahead of TENT (12.35); in the paper TENT (14.27) is ahead of BN (15.49)."
+    table = protocols(tmp_path)
+    bn, tent = (Place(row, row.cells["C10-C"], row.cells["C10-C"].published or 0.0) for row in table.rows)
+    assert swap_lines(table, Ordering(0, 0, (("C10-C", bn, tent),))) == [
+        "N-O-SF, C10-C: BN (24.50) is ahead of TENT (22.50); in the paper TENT (14.27) is ahead of BN (15.49)."
     ]

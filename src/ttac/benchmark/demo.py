@@ -10,22 +10,24 @@ import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from torch import Tensor
 
-from ttac.benchmark.report.plots import plot_cumulative_error
-from ttac.common.files import user_cache
+from ttac.benchmark.jobs import DemoJob
+from ttac.benchmark.report.figures import plot_cumulative_error
 from ttac.data.corruptions import Corruption
 from ttac.data.labelled import from_tensors
-from ttac.data.sets.digits import Digits, load_digits
+from ttac.data.sets.digits import load_digits
 from ttac.data.sets.specs import get_spec
 from ttac.data.streams import Domain, Scenario, Stream
 from ttac.evaluation.engine import evaluate
 from ttac.evaluation.records import Record
 from ttac.methods.registry import adapt
+from ttac.model.architectures import new_network
 from ttac.model.classifier import Classifier
-from ttac.model.networks import ResNet
 from ttac.source.loading import ModelDescription, load_model, save_model
+from ttac.source.spec import Recipe
 from ttac.source.statistics import SourceStatistics
-from ttac.source.train import Recipe, train_source
+from ttac.source.train import train_source
 
 SPEC = get_spec("digits")
 EPOCHS = 15
@@ -66,28 +68,28 @@ CONTENDERS = (
 )
 
 
-def run_demo(out: Path, seed: int = 0, cache: Path | None = None) -> dict[str, dict[str, Record]]:
+def run_demo(job: DemoJob, console: Console) -> dict[str, dict[str, Record]]:
     """Train or load the source model, run all contenders on all shifts, and write records, table and figure."""
-    console = Console()
-    digits = load_digits(seed)
+    out, seed = job.out, job.seed
+    source, target = load_digits("train", seed), load_digits("test", seed)
     with Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn(),
         console=console,
     ) as progress:  # fmt: skip
-        classifier = source_model(digits, seed, cache or user_cache(), progress)
+        classifier = source_model(*source, seed, job.cache, progress)
         statistics = {
-            "collected": SourceStatistics.collect(classifier, [(digits.source_images, digits.source_labels)]),
+            "collected": SourceStatistics.collect(classifier, [source]),
             "inferred": SourceStatistics.infer(classifier),
         }
         records: dict[str, dict[str, Record]] = {name: {} for name in SHIFTS}
         for contender in CONTENDERS:
-            task = progress.add_task(f"{contender.title:12}", total=len(SHIFTS) * len(digits.target_images), note="")
+            task = progress.add_task(f"{contender.title:12}", total=len(SHIFTS) * len(target[0]), note="")
             stats = statistics[contender.statistics] if contender.statistics else None
             for shift in SHIFTS:
                 adapter = adapt(classifier, contender.method, stats=stats, seed=seed, **contender.options)
                 record = evaluate(
                     adapter,
-                    shifted(digits, shift, seed),
+                    shifted(*target, shift, seed),
                     protocol=contender.protocol,
                     progress=lambda outcome, task=task: progress.advance(task, len(outcome.logits)),  # type: ignore[misc]
                     notes={"data": "scikit-learn digits at 32 x 32", "domain": shift},
@@ -96,14 +98,14 @@ def run_demo(out: Path, seed: int = 0, cache: Path | None = None) -> dict[str, d
                 record.save(out / "records" / f"{shift}-{contender.title}.json".replace(" ", "-").replace("++", "pp"))
             errors = [records[shift][contender.title].error or 0.0 for shift in SHIFTS]
             progress.update(task, note=f"{sum(errors) / len(errors):5.1f} % error")
-    console.print(table(records))
+    console.print(table(records), soft_wrap=False)
     figure = out / "cumulative_error.png"
     plot_cumulative_error(records, figure)
     console.print(f"figure: {figure}\nrecords: {out / 'records'}")
     return records
 
 
-def source_model(digits: Digits, seed: int, cache: Path, progress: Progress) -> Classifier:
+def source_model(pixels: Tensor, labels: Tensor, seed: int, cache: Path, progress: Progress) -> Classifier:
     """Train a small residual network on the clean source digits, once."""
     file = cache / f"digits-{EPOCHS}-{seed}.safetensors"
     task = progress.add_task("source model", total=EPOCHS, note="")
@@ -111,17 +113,14 @@ def source_model(digits: Digits, seed: int, cache: Path, progress: Progress) -> 
         progress.update(task, completed=EPOCHS, note="loaded")
         return load_model(str(file)).classifier
     options = {"width": 16, "stem_stride": 2}
-    pixels = digits.source_images
     mean, std = (float(pixels.mean()),), (float(pixels.std()),)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = ResNet(
-            8, SPEC.num_classes, channels=SPEC.channels, width=options["width"], stem_stride=options["stem_stride"]
-        )
+        network = new_network("resnet8", SPEC.num_classes, channels=SPEC.channels, options=options)
     train_source(
         Classifier(network, mean=mean, std=std),
         (255 * pixels).round().byte(),
-        digits.source_labels,
+        labels,
         Recipe(EPOCHS, batch=64, flip=False, seed=seed),
         progress=lambda epoch, _, loss: progress.update(task, completed=epoch, note=f"loss {loss:.3f}"),
     )
@@ -132,9 +131,9 @@ def source_model(digits: Digits, seed: int, cache: Path, progress: Progress) -> 
     return load_model(str(file)).classifier
 
 
-def shifted(digits: Digits, shift: str, seed: int) -> Stream:
+def shifted(images: Tensor, labels: Tensor, shift: str, seed: int) -> Stream:
     """Stream the target digits under a shift, in small arrival batches."""
-    clean = from_tensors((255 * digits.target_images).round().byte(), digits.target_labels, SPEC.num_classes)
+    clean = from_tensors((255 * images).round().byte(), labels, SPEC.num_classes)
     corruption = replace(SHIFTS[shift], seed=seed)
     domain = Domain(shift, corruption.of(clean), notes=corruption.notes(min(clean.size)))
     return Stream([domain], Scenario(order="given", batch=ARRIVAL), prefetch=0)  # so that times are the method's own

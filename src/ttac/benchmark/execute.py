@@ -1,72 +1,56 @@
-"""One run, from its ingredients to its record."""
+"""One run, from its files to its record."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from rich.console import Console
 from torch import Tensor
 
-from ttac.benchmark.experiment import TargetSpec
-from ttac.benchmark.ingredients import Ingredients
-from ttac.benchmark.runs import Run
+from ttac.adaptation.adapter import Adapter
+from ttac.benchmark.executor import Task
+from ttac.benchmark.report.results import POINTS_FORMAT
 from ttac.common.environment import code_commit
-from ttac.common.files import write_json
-from ttac.data.streams import Scenario
-from ttac.evaluation.engine import Outcome
-from ttac.evaluation.evaluate_job import Measurement, Prepared, StreamChoice
-from ttac.evaluation.method_choice import MethodChoice
+from ttac.evaluation.prepare import PreparedRun
 from ttac.evaluation.records import Record
-from ttac.methods.base import Adapter
-from ttac.source.loading import load_model
+from ttac.evaluation.spec import MethodSpec, ModelSpec, RunSpec, StreamSpec
 
-POINTS = "ttac.points/1"
-
-
-class Task(NamedTuple):
-    """A run with all that a process needs to do it."""
-
-    run: Run
-    target: TargetSpec
-    ingredients: Ingredients
-    settings: dict[str, Any]  # all that the record depends on, but for the weights
-    out: Path  # of the record
-    device: str = "cpu"
+Report = Callable[[int, float | None], None]  # takes the samples so far and their error
 
 
-def execute(task: Task, progress: Callable[[Outcome], None]) -> Record:
-    """Measure, and write the record; features are embedded and written before it, as it says that all is there."""
+def execute(task: Task, report: Report) -> tuple[Record, dict[str, Any] | None]:
+    """Measure, and give the record with the features as t-SNE lays them out, None where the run asks for none."""
     code_commit()  # of the code that runs, whatever is checked out before it ends
     run = task.run
-    model = load_model(task.ingredients.model, device=task.device, speed=run.speed)
-    options = {"seed": run.seed, **run.options}
-    choice = MethodChoice(model, run.method, run.preset, options, task.ingredients.statistics)
-    prepared = Prepared(Measurement(choice, stream_choice(task), run.protocol, run.epochs))
-    adapter = prepared.adapter(Console(file=io.StringIO()))
-    record = prepared.measure(adapter, progress, notes={"run": task.settings})
-    if run.features:
-        images = ((arrival.images, arrival.labels) for arrival in prepared.stream)
-        write_json(task.out.with_suffix(".tsne.json"), embedding(adapter, images, run.features, run.seed))
-    record.save(task.out)
-    return record
+    model = ModelSpec(task.files.model, device=task.device, channels_last=run.channels_last, autocast=run.autocast)
+    method = MethodSpec(run.method, run.preset, run.options, task.files.statistics)
+    prepared = PreparedRun(RunSpec(model, method, stream_spec(task), run.protocol, run.epochs))
+    adapter = prepared.method.adapter(Console(file=io.StringIO()))
+    record = prepared.evaluate(
+        adapter, lambda outcome: report(outcome.samples, outcome.error), notes={"run": task.settings}
+    )
+    if not run.features:
+        return record, None
+    images = ((arrival.images, arrival.labels) for arrival in prepared.stream)
+    return record, embedding(adapter, images, run.features, run.seed)
 
 
-def stream_choice(task: Task) -> StreamChoice:
+def stream_spec(task: Task) -> StreamSpec:
     """Describe the stream of a run: the images are those of the target whatever the seed, their order goes by it."""
     run, target = task.run, task.target
     names = () if run.domain is None else (run.domain,)
     made = bool(target.corruptions)
-    return StreamChoice(
-        data=task.ingredients.data,
-        scenario=Scenario(batch=target.batch, seed=run.seed),
+    return StreamSpec(
+        data=task.files.data,
         split=target.split,
-        corruptions=names if made else (),
-        domains=() if made else names,
-        severities=None if run.severity is None else (run.severity,),
+        corruption=names if made else (),
+        domain=() if made else names,
+        severity=None if run.severity is None else (run.severity,),
+        batch=target.batch,
+        seed=run.seed,
         prefetch=target.prefetch,
         some=run.samples,
         corruption_seed=0,  # as in published files, which are the same for everybody
@@ -90,7 +74,7 @@ def embedding(adapter: Adapter, batches: Iterator[tuple[Tensor, Tensor]], count:
     rows = torch.cat(features)[:count]
     points = TSNE(init="pca", perplexity=min(30, (len(rows) - 1) / 3), random_state=seed).fit_transform(rows.numpy())
     return {
-        "format": POINTS,
+        "format": POINTS_FORMAT,
         "points": [[round(float(x), 3), round(float(y), 3)] for x, y in points],
         "labels": torch.cat(labels)[:count].tolist(),
     }

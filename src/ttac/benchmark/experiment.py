@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from ttac.common.lookup import pick
+from ttac.common.lookup import pick, suggestion
+from ttac.common.options import Checked, check_value, setting
 from ttac.data.attacks import Norm
+from ttac.data.corruptions.constants import SEVERITIES
 from ttac.model.speed import Precision
 
+Made = TypeVar("Made")
 ScaleName = Literal["tiny", "cpu", "paper"]
 Figure = Literal["cumulative", "bars", "heatmap", "time", "tsne"]
 
 
 @dataclass(frozen=True)
-class SourceSpec:
+class SourceSpec(Checked):
     """How a source model is trained; a bundle that is named on the command line takes its place."""
 
     data: str
@@ -29,31 +32,36 @@ class SourceSpec:
     arch_options: dict[str, int] = field(default_factory=dict)
     objective: str = "ce"
     init: str | None = None  # another source, to start from
-    epochs: int = 10
-    batch: int = 128
+    epochs: int = setting(10, least=1)
+    batch: int = setting(128, least=1)
     lr: float = 0.1
     weight_decay: float = 5e-4
     seed: int = 0
-    size: int | None = None  # of image files
+    size: int | None = setting(None, least=1)  # of image files
 
 
 @dataclass(frozen=True)
-class TargetSpec:
+class TargetSpec(Checked):
     """Images that the model was not trained on; each domain at each severity is a stream of its own."""
 
     data: str
     corruptions: list[str] = field(default_factory=list)  # made as the images are read; "standard": the fifteen
     domains: list[str] = field(default_factory=list)  # files that the data bring along
-    severities: list[int] = field(default_factory=list)
+    severities: list[int] = setting(make=list, least=SEVERITIES[0], most=SEVERITIES[-1])
     attack: Norm | None = None  # on the model that is adapted, with the usual radius, frozen before anything runs
     split: str = "test"
-    samples: int | None = None  # chosen at random, the same ones for every seed; None: all
-    batch: int = 256  # that arrive at a time
-    prefetch: int = 0  # batches read ahead, by a thread that would show in the methods' times
+    samples: int | None = setting(None, least=1)  # chosen at random, the same ones for every seed; None: all
+    batch: int = setting(256, least=1)  # that arrive at a time
+    prefetch: int = setting(0, least=0)  # batches read ahead, by a thread that would show in the methods' times
     preset: str | None = None  # of the methods that have one of that name
     options: dict[str, Any] = field(default_factory=dict)  # of every method that has them, over the experiment's
     method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
     sources: dict[str, str] = field(default_factory=dict)  # which source stands for the one that an entry names
+
+    def check(self) -> None:
+        """Refuse images of two origins."""
+        if self.corruptions and self.domains:
+            raise ValueError("images are corrupted as they are read, or come from the files of a domain: not both")
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Experiment:
+class Experiment(Checked):
     """A table or figure: what runs, and where its numbers stand.
 
     `row` and `column` are templates of a run's place, which may name {title}, {method}, {protocol}, {source}, {target},
@@ -91,16 +99,22 @@ class Experiment:
     average: bool = False  # a last column
     row: str = "{title}"
     column: str = "{target}"
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: list[int] = setting(make=lambda: [0], least=0)
     method_seeds: dict[str, list[int]] = field(default_factory=dict)  # of some methods, instead
     protocol_samples: dict[str, int] = field(default_factory=dict)  # of some protocols, instead of the targets' own
     options: dict[str, Any] = field(default_factory=dict)  # of every method that has them
     method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
-    epochs: int = 3  # of multi-pass protocols
-    features: int = 0  # samples whose features are kept for t-SNE
-    channels_last: bool = False  # this and the next two are those of `Classifier.tuned`
+    epochs: int = setting(3, least=1)  # of multi-pass protocols
+    features: int = setting(0, least=0)  # samples whose features are kept for t-SNE
+    channels_last: bool = False  # this and the next one are those of `Classifier.tuned`
     autocast: Precision | None = None
-    compile: bool = False
+
+    def check(self) -> None:
+        """Refuse numbers of some methods and protocols that make no sense."""
+        for method, seeds in self.method_seeds.items():
+            check_value(f"method_seeds.{method}", seeds, list, {"least": 0})
+        for protocol, samples in self.protocol_samples.items():
+            check_value(f"protocol_samples.{protocol}", samples, int, {"least": 1})
 
 
 def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:
@@ -110,19 +124,38 @@ def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Ex
     `dotted.path=value`, with the value in YAML. A key that no layer may have raises an error.
     """
     own = _read(file)
-    scales = own.pop("scales", None) or {}
-    if not isinstance(scales, dict) or not all(isinstance(part or {}, dict) for part in scales.values()):
-        raise ValueError(f"{file}: scales must be a mapping from a scale's name to what it changes")
-    for name in scales:
-        pick(name, dict.fromkeys(get_args(ScaleName)), f"scale in {file}")
-    pick(scale, scales, f"scale of {file}")
+    scales = own.pop("scales", None)
+    known = isinstance(scales, dict) and set(scales) <= set(get_args(ScaleName))
+    if not known or not all(isinstance(part, dict | None) for part in scales.values()):
+        raise ValueError(f"{file}: scales must be a mapping from {', '.join(get_args(ScaleName))} to what each changes")
+    part = pick(scale, scales, f"scale of {file}") or {}
     shared = file.parent / "scales" / f"{scale}.yaml"
-    layers = [_read(shared) if shared.exists() else {}, own, scales[scale] or {}]
-    layers += [_override(text) for text in overrides]
-    content: dict[str, Any] = {}
-    for layer in layers:
-        content = _merged(content, layer)
-    return _parse(content, f"{file} at scale {scale}")
+    layers = [_read(shared) if shared.exists() else {}, own, part, *map(_override, overrides)]
+    try:
+        return from_mapping(Experiment, reduce(_merged, layers, {}), f"{file} at scale {scale}")
+    except ValueError as error:
+        raise ValueError(f"{error}{_hint(str(error))}") from error
+
+
+def from_mapping(kind: type[Made], content: Mapping[str, Any], where: object) -> Made:
+    """Make a dataclass of keys and values; a missing or unknown key, or a value of another type, raises an error.
+
+    `where` names the file in the error, which is one line.
+    """
+    parser = _parser(kind)  # type: ignore[arg-type]
+    try:
+        # Older versions know the method under its long name alone, which newer ones warn of.
+        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
+        return kind(**vars(instantiate(parser.parse_object(dict(content)))))
+    except (ArgumentError, TypeError, ValueError, KeyError) as error:
+        raise ValueError(f"{where}: {' '.join(str(error).split())}") from error
+
+
+@cache
+def _parser(kind: type) -> ArgumentParser:
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind)
+    return parser
 
 
 def said(spec: Any) -> dict[str, Any]:
@@ -135,43 +168,31 @@ def said(spec: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(spec).items() if value != silent[name]}
 
 
-def _parse(content: dict[str, Any], where: str) -> Experiment:
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_class_arguments(Experiment)
-    try:
-        # Older versions know the method under its long name alone, which newer ones warn of.
-        instantiate = getattr(parser, "instantiate", None) or parser.instantiate_classes
-        return Experiment(**vars(instantiate(parser.parse_object(content))))
-    except (ArgumentError, TypeError, ValueError, KeyError) as error:
-        raise ValueError(f"{where}: {_one_line(str(error))}{_hint(str(error))}") from error
-
-
 def _hint(message: str) -> str:
     """Suggest the key that may have been meant.
 
-    >>> _hint("Option 'seed' is not accepted")
-    '; did you mean seeds?'
+    >>> _hint("Option 'epoch' is not accepted")
+    '; did you mean epochs?'
     """
     wrong = re.search(r"Option '([^']+)' is not accepted", message)
     known = {one.name for spec in (Experiment, Entry, SourceSpec, TargetSpec) for one in fields(spec)}
-    close = difflib.get_close_matches(wrong[1], sorted(known - {wrong[1]}), n=1) if wrong else []
-    return f"; did you mean {close[0]}?" if close else ""
-
-
-def _one_line(text: str) -> str:
-    return re.sub(r"\s+", " ", text).strip()
+    return suggestion(wrong[1], sorted(known - {wrong[1]})) if wrong else ""
 
 
 def _read(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise FileNotFoundError(f"no experiment {file}")
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{file} is not YAML: {_one_line(str(error))}") from error
+    content = _from_yaml(file.read_text(encoding="utf-8", errors="replace"), str(file))
     if not isinstance(content, dict):
         raise ValueError(f"{file} must be a mapping, with title, runs and scales")
     return content
+
+
+def _from_yaml(text: str, what: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{what} is not YAML: {' '.join(str(error).split())}") from error
 
 
 def _override(text: str) -> dict[str, Any]:
@@ -183,10 +204,7 @@ def _override(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     if not equals or not all(path.split(".")):
         raise ValueError(f"{text!r} is not of the form dotted.path=value, such as seeds=[0,1]")
-    try:
-        layer = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ValueError(f"the value of {text!r} is not YAML: {_one_line(str(error))}") from error
+    layer = _from_yaml(value, f"the value of {text!r}")
     for key in reversed(path.split(".")):
         layer = {key: layer}
     return layer

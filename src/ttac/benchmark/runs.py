@@ -5,24 +5,28 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ttac.benchmark.checks import check_experiment
+from ttac.adaptation.method import Method
 from ttac.benchmark.experiment import Entry, Experiment, TargetSpec
+from ttac.benchmark.report.published import published_tables
 from ttac.common.lookup import pick
+from ttac.common.options import Checked
 from ttac.data.corruptions import corruption_names
-from ttac.evaluation.protocols import Protocol, get_protocol
-from ttac.methods.base import Adapter
-from ttac.methods.registry import methods
-from ttac.model.speed import Precision, Speed
+from ttac.data.corruptions.constants import NAMES
+from ttac.evaluation.protocols import check_defined, get_protocol
+from ttac.methods.registry import find_method, methods
+from ttac.model.speed import Precision
+from ttac.source.objectives import make_objective
 
+Part = tuple[str, str | None, int | None]  # target, domain, severity
 StatisticsKind = Literal["collected", "inferred", "rescaled"]
 
 
 @dataclass(frozen=True)
-class Run:
+class PlannedRun(Checked):
     """All that decides what one record says, but for the machine, and where its number stands in a table."""
 
     name: str  # of the file
@@ -44,26 +48,29 @@ class Run:
     features: int = 0
     channels_last: bool = False
     autocast: Precision | None = None
-    compile: bool = False
 
     @property
-    def speed(self) -> Speed:
-        """How the network is run."""
-        return Speed(self.channels_last, self.autocast, self.compile)
+    def part(self) -> Part:
+        """Name the part of a cell's data that it covers: several domains may share a column."""
+        return self.target, self.domain, self.severity
+
+    @property
+    def kind(self) -> str:
+        """Name what its time depends on: all but its place in the table, the seed and the domain."""
+        return repr((self.method, self.protocol, self.source, self.target, self.options, self.epochs, self.samples))
 
     def settings(self) -> dict[str, Any]:
         """Say as plain values what the record is to hold of this run."""
-        # None where it is off, as in the records of versions without it.
-        return {**dataclasses.asdict(self), "options": dict(self.options), "compile": self.compile or None}
+        return dataclasses.asdict(self)
 
 
-def expand(experiment: Experiment) -> list[Run]:
+def expand(experiment: Experiment) -> list[PlannedRun]:
     """List the runs of an experiment in the order of its table; what cannot run raises an error.
 
     A method that is not defined under a protocol, an option that it does not have, a source, target or protocol of
     another name: all are found before anything runs.
     """
-    check_experiment(experiment)
+    _check(experiment)
     runs = [run for entry in experiment.runs for run in _of_entry(experiment, entry)]
     if not runs:
         raise ValueError("the experiment has no runs")
@@ -74,23 +81,97 @@ def expand(experiment: Experiment) -> list[Run]:
     return runs
 
 
-def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[Run]:
+def _check(experiment: Experiment) -> None:
+    """Raise an error that names the first mistake; methods and protocols of the runs are looked up as they expand."""
+    targets = experiment.targets.values()
+    of_targets = [method for target in targets for method in target.method_options]
+    in_runs = [method for entry in experiment.runs for method in entry.methods]
+    named = [
+        find_method(name) for name in (*in_runs, *experiment.method_seeds, *experiment.method_options, *of_targets)
+    ]
+    fields = [option for method in (*methods().values(), *named) for option in dataclasses.fields(method.options_type)]
+    anybodys = {option.name: option for option in fields}
+    for options in (experiment.options, *(target.options for target in targets)):
+        _check_names(options, anybodys, "option of any method")
+    entries = (options for entry in experiment.runs for options in (entry.options, entry.grid))
+    if any("seed" in options for options in (experiment.options, *experiment.method_options.values(), *entries)):
+        raise ValueError("the seed is no option here: name it in seeds or method_seeds")
+    for source in experiment.sources:
+        _check_source(source, experiment)
+    for target in targets:
+        _check_target(target, experiment)
+    _check_names(experiment.published, published_tables(), "published table")
+    for protocol in experiment.protocol_samples:
+        get_protocol(protocol)
+
+
+def _check_names(names: Iterable[str], known: Mapping[str, object], what: str) -> None:
+    for name in names:
+        pick(name, known, what)
+
+
+def _check_source(name: str, experiment: Experiment) -> None:
+    source = experiment.sources[name]
+    if source.arch is None and source.init is None:
+        raise ValueError(f"the source {name} needs arch, or init: another source to start from")
+    make_objective(source.objective)
+    past = [name]
+    while (before := experiment.sources[past[-1]].init) is not None:
+        pick(before, experiment.sources, f"source that {past[-1]} starts from")
+        past.append(before)
+        if before in past[:-1]:
+            raise ValueError(f"the source {name} starts from itself: {' <- '.join(past)}")
+
+
+def _check_target(target: TargetSpec, experiment: Experiment) -> None:
+    presets = {preset: method for method in methods().values() for preset in method.presets}
+    _check_names(corruption_names(target.corruptions), dict.fromkeys(NAMES), "corruption")
+    _check_names([target.preset] if target.preset else [], presets, "preset of any method")
+    _check_names((*target.sources, *target.sources.values()), experiment.sources, "source of the experiment")
+
+
+def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[PlannedRun]:
     protocol = get_protocol(entry.protocol)
     chosen = list(experiment.targets) if entry.targets is None else entry.targets
-    targets = {name: pick(name, experiment.targets, "target of the experiment") for name in chosen}
-    for method, varied in itertools.product(entry.methods, _combinations(entry.grid)):
-        known = pick(method, methods(), "method")
-        _check_method(known, protocol, entry)
-        for (name, target), seed in itertools.product(
-            targets.items(), experiment.method_seeds.get(method, experiment.seeds)
-        ):
-            for domain, severity in _domains(target):
-                yield _run(experiment, entry, known, varied, name, domain, severity, seed)
-
-
-def _combinations(grid: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*grid.values()):
-        yield dict(zip(grid, values, strict=True))
+    combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
+    for method, varied, name in itertools.product(entry.methods, combinations, chosen):
+        known = find_method(method)
+        check_defined(known, protocol)
+        if entry.statistics is not None and protocol.source != "free":
+            raise ValueError(f"{entry.statistics} statistics are a source-free choice: {protocol.name} is not")
+        target = pick(name, experiment.targets, "target of the experiment")
+        options = _options(experiment, target, entry, known, varied)
+        source = target.sources.get(entry.source, entry.source)
+        pick(source, experiment.sources, "source of the experiment")
+        statistics: StatisticsKind | None = None
+        if "statistics" in known.capabilities.needs:
+            statistics = entry.statistics or ("inferred" if protocol.source == "free" else "collected")
+        seeds = experiment.method_seeds.get(method, experiment.seeds)
+        for seed, (domain, severity) in itertools.product(seeds, _domains(target)):
+            own: dict[str, Any] = {
+                "method": method, "protocol": protocol.name, "source": source, "target": name,
+                "domain": domain, "severity": severity, "seed": seed,
+            }  # fmt: skip
+            title = known.capabilities.title
+            facts = {**options, "title": title, **own, "source": entry.source, "domain": domain or name}
+            row = _filled(entry.row or experiment.row, facts)
+            column = _filled(entry.column or experiment.column, facts)
+            known_by = [protocol.name, row, column, name, domain, severity, f"seed {seed}"]
+            yield PlannedRun(
+                name=_slug([str(part) for part in known_by if part is not None]),
+                group="-" if method == "test" else protocol.name,  # without adaptation all protocols are one
+                row=row,
+                column=column,
+                **own,
+                preset=target.preset if target.preset in known.presets else None,
+                options=options,
+                statistics=statistics,
+                epochs=experiment.epochs if protocol.passes == "multi" else None,
+                samples=experiment.protocol_samples.get(protocol.name, target.samples),
+                features=experiment.features,
+                channels_last=experiment.channels_last,
+                autocast=experiment.autocast,
+            )
 
 
 def _domains(target: TargetSpec) -> Iterator[tuple[str | None, int | None]]:
@@ -99,72 +180,8 @@ def _domains(target: TargetSpec) -> Iterator[tuple[str | None, int | None]]:
     yield from itertools.product(domains, severities or [None])
 
 
-def _check_method(known: type[Adapter], protocol: Protocol, entry: Entry) -> None:
-    capabilities = known.capabilities
-    if protocol.name not in capabilities.protocols:
-        raise ValueError(
-            f"{capabilities.title} is not defined under {protocol.name}; it runs under "
-            f"{', '.join(capabilities.protocols)}"
-        )
-    if entry.statistics is not None and protocol.source != "free":
-        raise ValueError(
-            f"{entry.statistics} statistics are a source-free choice: they do not belong to {protocol.name}"
-        )
-
-
-def _run(
-    experiment: Experiment,
-    entry: Entry,
-    known: type[Adapter],
-    varied: Mapping[str, Any],
-    target_name: str,
-    domain: str | None,
-    severity: int | None,
-    seed: int,
-) -> Run:
-    capabilities, target = known.capabilities, experiment.targets[target_name]
-    protocol = get_protocol(entry.protocol)
-    options = _options(experiment, target, entry, known, varied)
-    source = target.sources.get(entry.source, entry.source)
-    pick(source, experiment.sources, "source of the experiment")
-    statistics: StatisticsKind | None = None
-    if "statistics" in capabilities.needs:
-        statistics = entry.statistics or ("inferred" if protocol.source == "free" else "collected")
-    facts = {
-        **options,
-        "title": capabilities.title, "method": capabilities.name, "protocol": protocol.name, "source": entry.source,
-        "target": target_name, "domain": domain or target_name, "severity": severity, "seed": seed,
-    }  # fmt: skip
-    row, column = (
-        _filled(template, facts) for template in (entry.row or experiment.row, entry.column or experiment.column)
-    )
-    known_by = [protocol.name, row, column, target_name, domain, severity, f"seed {seed}"]
-    return Run(
-        name=_slug([str(part) for part in known_by if part is not None]),
-        group="-" if capabilities.name == "test" else protocol.name,  # without adaptation all protocols are one
-        row=row,
-        column=column,
-        method=capabilities.name,
-        protocol=protocol.name,
-        source=source,
-        target=target_name,
-        domain=domain,
-        severity=severity,
-        seed=seed,
-        preset=target.preset if target.preset in known.presets else None,
-        options=options,
-        statistics=statistics,
-        epochs=experiment.epochs if protocol.passes == "multi" else None,
-        samples=experiment.protocol_samples.get(protocol.name, target.samples),
-        features=experiment.features,
-        channels_last=experiment.channels_last,
-        autocast=experiment.autocast,
-        compile=experiment.compile,
-    )
-
-
 def _options(
-    experiment: Experiment, target: TargetSpec, entry: Entry, known: type[Adapter], varied: Mapping[str, Any]
+    experiment: Experiment, target: TargetSpec, entry: Entry, known: type[Method], varied: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Lay the options of all methods, of this one, of the entry and of the grid over one another."""
     fields = {option.name: option for option in dataclasses.fields(known.options_type)}
@@ -173,8 +190,7 @@ def _options(
     general = {option: value for option, value in shared.items() if option in fields}
     methods_own = {**experiment.method_options.get(name, {}), **target.method_options.get(name, {})}
     own = {**methods_own, **entry.options, **varied}
-    for option in own:
-        pick(option, fields, f"option of {name}")
+    _check_names(own, fields, f"option of {name}")
     known.options_type(**{**general, **own})  # values that make no sense are found here
     return {**general, **own}
 

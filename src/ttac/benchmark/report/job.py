@@ -4,41 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from ttac.benchmark.report.figures import draw
+from ttac.benchmark.jobs import ReportJob
+from ttac.benchmark.report import writers
+from ttac.benchmark.report.figures import draw, render
 from ttac.benchmark.report.orders import compare_order
 from ttac.benchmark.report.page import CAPTIONS, Section, render_page
-from ttac.benchmark.report.plots import render
 from ttac.benchmark.report.published import published_tables
-from ttac.benchmark.report.results import EXPERIMENT, Experiment, load_results
+from ttac.benchmark.report.results import EXPERIMENT, ExperimentResults, load_results
 from ttac.benchmark.report.tables import Table, make_table
-from ttac.benchmark.report.writers import (
-    OTHER_SCALES,
-    as_text,
-    comma_separated,
-    counted,
-    latex,
-    markdown,
-    of_other_scale,
-)
 from ttac.common.files import replacing
 from ttac.common.resumable import alone_in
 
 PAGE, OVERVIEW = "index.html", "README.md"
 MARK = "written by ttac report"  # in files that another one of their name could be in the place of
-
-
-@dataclass(frozen=True)
-class ReportJob:
-    """Where the results are, and where the report goes."""
-
-    results: Path
-    out: Path
-    experiments: tuple[str, ...] = ()  # all, if empty
 
 
 def run_report(job: ReportJob, console: Console) -> None:
@@ -56,7 +38,7 @@ def run_report(job: ReportJob, console: Console) -> None:
             with replacing(job.out / name) as draft:
                 draft.write_bytes(content if isinstance(content, bytes) else content.encode())
     for table in tables:
-        console.print(f"{table.experiment.key}: {counted(table)}", markup=False)
+        console.print(f"{table.experiment.key}: {writers.counted(table)}", markup=False)
     console.print(f"report: {job.out / PAGE}", markup=False)
 
 
@@ -66,7 +48,7 @@ def _check_extras() -> None:
         raise ImportError(f"reports are made with {' and '.join(missing)}: pip install 'ttac[report]'")
 
 
-def _paper_order(experiment: Experiment) -> tuple[int, str, str]:
+def _paper_order(experiment: ExperimentResults) -> tuple[int, str, str]:
     order = list(published_tables())
     first = next((order.index(name) for name in experiment.published if name in order), len(order))
     return first, experiment.name, experiment.scale
@@ -83,44 +65,39 @@ def _check_out(out: Path) -> None:
 
 
 def _figures(table: Table) -> dict[str, dict[str, bytes]]:
-    drawn = {kind: draw(kind, table) for kind in table.experiment.figures}
-    key = table.experiment.key
-    return {
-        kind: render(figure, f"{key}-{kind}", ("svg", "png")) for kind, figure in drawn.items() if figure is not None
-    }
+    key, kinds = table.experiment.key, table.experiment.figures
+    drawn = {kind: figure for kind in kinds if (figure := draw(kind, table)) is not None}
+    return {kind: render(figure, f"{key}-{kind}", ("svg", "png")) for kind, figure in drawn.items()}
 
 
 def _files(sections: Sequence[Section], out: Path) -> dict[str, str | bytes]:
     """Give the contents of a report's files by their names; the page is the last, which shows the others."""
     files: dict[str, str | bytes] = {}
     for section in sections:
-        table, experiment = section.table, section.table.experiment
-        place = f"tables/{experiment.key}"
-        files[f"{place}.md"] = f"# {_title(experiment)}\n\n{_about(experiment)}{markdown(table, section.ordering)}"
-        files[f"{place}.csv"] = comma_separated(table, out / "tables")
-        files[f"{place}.tex"] = latex(table)
+        place = f"tables/{section.table.experiment.key}"
+        files[f"{place}.md"] = f"# {_as_markdown(section)}"
+        files[f"{place}.csv"] = writers.comma_separated(section.table, out / "tables")
+        files[f"{place}.tex"] = writers.latex(section.table)
         for kind, figure in section.figures.items():
             files |= {section.file(kind, suffix): content for suffix, content in figure.items()}
     return {**files, OVERVIEW: overview(sections), PAGE: render_page(sections, out)}
 
 
-def _title(experiment: Experiment) -> str:
-    return f"{as_text(experiment.title)} (scale {experiment.scale})"
-
-
-def _about(experiment: Experiment) -> str:
-    return f"{as_text(experiment.about)}\n\n    {' '.join(experiment.command.split())}\n\n"
+def _as_markdown(section: Section) -> str:
+    experiment = section.table.experiment
+    title, about = writers.as_text(experiment.title), writers.as_text(experiment.about)
+    command, table = " ".join(experiment.command.split()), writers.markdown(section.table, section.ordering)
+    return f"{title} (scale {experiment.scale})\n\n{about}\n\n    {command}\n\n{table}"
 
 
 def overview(sections: Sequence[Section]) -> str:
     """Collect all tables in one Markdown file, with their figures."""
     page = f"[{PAGE}]({PAGE}) has the same with tables that sort, and the records behind each number. "
     page += "Its links to records are relative: move the report and the results together."
-    if any(of_other_scale(section.table) for section in sections):
-        page += f"\n\n{OTHER_SCALES}"
+    if any(writers.of_other_scale(section.table) for section in sections):
+        page += f"\n\n{writers.OTHER_SCALES}"
     parts = [f"<!-- {MARK} -->\n# Results\n\n{page}\n"]
     for section in sections:
-        experiment = section.table.experiment
-        parts.append(f"## {_title(experiment)}\n\n{_about(experiment)}{markdown(section.table, section.ordering)}")
+        parts.append(f"## {_as_markdown(section)}")
         parts += [f"![{CAPTIONS[kind]}]({section.file(kind, 'png')})\n" for kind in section.figures]
     return "\n".join(parts)

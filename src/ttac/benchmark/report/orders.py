@@ -10,8 +10,9 @@ from itertools import combinations
 from typing import NamedTuple
 
 from ttac.benchmark.report.published import MEAN
-from ttac.benchmark.report.results import Done, Part
+from ttac.benchmark.report.results import RunResult
 from ttac.benchmark.report.tables import Cell, Row, Table
+from ttac.benchmark.runs import Part
 
 CLEAR_ERROR = 0.1  # points of error between two published numbers
 CLEAR_RATIO = 1.1  # of two times
@@ -35,16 +36,15 @@ RULES = {
 }
 
 
-@dataclass(frozen=True)
-class Swap:
-    """A pair of methods that the paper has the other way round: `ahead` is better here."""
+class Place(NamedTuple):
+    """Where a number stands, and the paper's there."""
 
-    group: str
-    column: str
-    ahead: str
-    behind: str
-    measured: tuple[float, float]
-    published: tuple[float, float]
+    row: Row
+    cell: Cell
+    published: float
+
+
+Pair = tuple[str, Place, Place]  # of a column
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Ordering:
 
     same: int
     undecided: int
-    swaps: tuple[Swap, ...]
+    swaps: tuple[Pair, ...]  # the first of a pair is better here
 
     @property
     def compared(self) -> int:
@@ -64,7 +64,7 @@ class Ordering:
 def compare_order(table: Table) -> Ordering:
     """Compare the order of methods with the paper's, by the averages where there are any, else column by column."""
     same = undecided = 0
-    swaps = []
+    swaps: list[Pair] = []
     for column, first, second in _pairs(table):
         if not _apart(table, first.published, second.published):
             continue
@@ -75,24 +75,16 @@ def compare_order(table: Table) -> Ordering:
         if ahead.published < behind.published:
             same += 1
         else:
-            measured = (ahead.cell.mean, behind.cell.mean)
-            published = (ahead.published, behind.published)
-            swaps.append(Swap(ahead.row.group, column, ahead.row.title, behind.row.title, measured, published))
+            swaps.append((column, ahead, behind))
     return Ordering(same, undecided, tuple(swaps))
 
 
-class _Place(NamedTuple):
-    row: Row
-    cell: Cell
-    published: float
-
-
-def _pairs(table: Table) -> Iterator[tuple[str, _Place, _Place]]:
+def _pairs(table: Table) -> Iterator[Pair]:
     columns = [MEAN] if table.experiment.average else table.columns
     for group in table.groups:
         for column in columns:
             found = [(row, row.cells[column]) for row in table.of(group) if column in row.cells]
-            able = [_Place(row, cell, cell.published) for row, cell in found if cell.published is not None]
+            able = [Place(row, cell, cell.published) for row, cell in found if cell.published is not None]
             yield from ((column, first, second) for first, second in combinations(able, 2))
 
 
@@ -131,7 +123,7 @@ def paired_differences(a: Cell, b: Cell) -> list[float]:
     return [statistics.fmean(differences) for differences in by_part.values()]
 
 
-def _stream(done: Done) -> tuple[object, ...]:
+def _stream(done: RunResult) -> tuple[object, ...]:
     return done.run.column, done.run.part, done.run.seed, done.record.samples
 
 

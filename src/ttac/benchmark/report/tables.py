@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from ttac.benchmark.report.published import MEAN, NO_PROTOCOL, PublishedTable
-from ttac.benchmark.report.results import Done, Experiment, Part, Run
+from ttac.benchmark.report.results import ExperimentResults, RunResult
+from ttac.benchmark.runs import Part, PlannedRun
 from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import NAMES
 
@@ -15,12 +17,15 @@ DIGITS = {"error": 2, "seconds": 4}
 UNITS = {"error": "error (%)", "seconds": "seconds a sample"}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Cell:
-    """One number of a table: for each seed the mean over domains, then the mean over seeds."""
+    """One number of a table: for each seed the mean over domains, then the mean over seeds.
+
+    What stands beside it is filled in when all cells of the table are there.
+    """
 
     values: Mapping[int | str, float]  # by seed; by column in an average of columns that have no seed in common
-    done: tuple[Done, ...]
+    done: tuple[RunResult, ...]
     lacking: str = ""  # what a whole mean would be over
     over: str = "seeds"
     published: float | None = None
@@ -54,12 +59,17 @@ class Row:
 
     group: str
     title: str
-    cells: Mapping[str, Cell]
+    cells: dict[str, Cell]
 
     @property
     def seeds(self) -> str:
         """Give the number of seeds, as a range where it differs between cells."""
         return as_range(cell.n for column, cell in self.cells.items() if column != MEAN)
+
+    @property
+    def whole_cells(self) -> dict[str, Cell]:
+        """Give the cells whose mean is over all that it should be over."""
+        return {column: cell for column, cell in self.cells.items() if cell.whole}
 
     @property
     def sources(self) -> set[str]:
@@ -71,7 +81,7 @@ class Row:
 class Table:
     """The table of an experiment at a scale."""
 
-    experiment: Experiment
+    experiment: ExperimentResults
     columns: tuple[str, ...]  # the average is the last, where there is one
     rows: tuple[Row, ...]
     sources: tuple[PublishedTable, ...]  # of the published numbers
@@ -114,22 +124,26 @@ def as_range(counts: Iterable[int]) -> str:
     return str(found[0]) if len(found) == 1 else f"{found[0]}-{found[-1]}"
 
 
-def make_table(experiment: Experiment, published: Mapping[str, PublishedTable]) -> Table:
+def make_table(experiment: ExperimentResults, published: Mapping[str, PublishedTable]) -> Table:
     """Lay the records of an experiment out, with the best of each column and group marked."""
     sources = tuple(pick(name, published, f"published table of {experiment.key}") for name in experiment.published)
-    columns = tuple(_columns(experiment))
-    places: dict[tuple[str, str], list[Done]] = {(run.group, run.row): [] for run in experiment.places}
+    by_run = dict.fromkeys(run.column for run in experiment.places)
+    columns = tuple(experiment.class_names if experiment.by_class else by_run)
+    places: dict[tuple[str, str], list[RunResult]] = {(run.group, run.row): [] for run in experiment.places}
     for done in experiment.done:
         places[done.run.group, done.run.row].append(done)
     rows = [Row(*place, _cells(experiment, columns, done)) for place, done in places.items() if done]
-    if experiment.average:
-        rows = [replace(row, cells={**row.cells, MEAN: _average(row, columns)}) for row in rows]
-    rows = [_beside_published(row, columns, sources) for row in rows]
-    shown = (*columns, MEAN) if experiment.average else columns
-    return _with_best(Table(experiment, shown, tuple(rows), sources))
+    for row in rows:
+        if experiment.average:
+            row.cells[MEAN] = _average(row, columns)
+        for column, cell in row.whole_cells.items():  # a mean over a part of the domains is not what the paper has
+            _put_published_beside(cell, row, column, columns, sources)
+    table = Table(experiment, (*columns, MEAN) if experiment.average else columns, tuple(rows), sources)
+    _mark_best(table)
+    return table
 
 
-def _cells(experiment: Experiment, columns: Sequence[str], done: Sequence[Done]) -> dict[str, Cell]:
+def _cells(experiment: ExperimentResults, columns: Sequence[str], done: Sequence[RunResult]) -> dict[str, Cell]:
     values = [(each, values_of(experiment, each)) for each in done]
     cells = {}
     for column in columns:
@@ -148,47 +162,26 @@ def readable(column: str) -> str:
     return column.replace("_", " ") if column in NAMES else column
 
 
-def whole_runs(table: Table, row: Row, every_column: bool) -> list[Done]:
+def whole_runs(table: Table, row: Row, every_column: bool) -> list[RunResult]:
     """Give the runs behind a row's whole means; with `every_column` none of a row that lacks some of its columns."""
     columns = [column for column in table.columns if column != MEAN]
-    cells = [row.cells[column] for column in columns if column in row.cells and row.cells[column].whole]
+    cells = [cell for column, cell in row.whole_cells.items() if column != MEAN]
     if every_column and len(cells) < len(columns) and not table.experiment.complete:
         return []
     return list({done.run.name: done for cell in cells for done in cell.done}.values())
 
 
-def over_seeds(values: Iterable[tuple[int, float]]) -> dict[int | str, float]:
-    """Give the mean of the values of each seed.
-
-    >>> over_seeds([(0, 1.0), (0, 3.0), (1, 5.0)])
-    {0: 2.0, 1: 5.0}
-    """
-    by_seed: dict[int, list[float]] = {}
-    for seed, value in values:
-        by_seed.setdefault(seed, []).append(value)
-    return {seed: statistics.fmean(each) for seed, each in by_seed.items()}
-
-
-def _columns(experiment: Experiment) -> Iterable[str]:
-    if not experiment.by_class:
-        return dict.fromkeys(run.column for run in experiment.places)
-    if experiment.classes is not None:
-        return experiment.classes
-    return (str(index) for index in range(max((len(done.record.class_error) for done in experiment.done), default=0)))
-
-
-def values_of(experiment: Experiment, done: Done) -> dict[str, float]:
+def values_of(experiment: ExperimentResults, done: RunResult) -> dict[str, float]:
     """Give the numbers that a record has in its experiment's table, by column."""
     record = done.record
     if not experiment.by_class:
         seconds = experiment.metric == "seconds"
         return {done.run.column: record.seconds / record.samples if seconds else float(record.error or 0.0)}
-    names = experiment.classes or [str(index) for index in range(len(record.class_error))]
-    errors = zip(names, record.class_error, strict=True)
+    errors = zip(experiment.class_names, record.class_error, strict=False)
     return {name: error for name, error in errors if error is not None}
 
 
-def _wanted(experiment: Experiment, like: Run, column: str) -> set[Part]:
+def _wanted(experiment: ExperimentResults, like: PlannedRun, column: str) -> set[Part]:
     """Give the parts of a whole cell in the row of `like`: those of its runs, or, while some runs are missing, those
     that any row is to have in the column."""
     if len(experiment.places) < len(experiment.runs):
@@ -197,16 +190,16 @@ def _wanted(experiment: Experiment, like: Run, column: str) -> set[Part]:
     return {run.part for run in here if experiment.by_class or run.column == column}
 
 
-def _cell(measured: Sequence[tuple[Done, float]], wanted: set[Part]) -> Cell:
+def _cell(measured: Sequence[tuple[RunResult, float]], wanted: set[Part]) -> Cell:
     """Average over parts; seeds that lack a part are left out where another one has all."""
-    parts: dict[int, set[Part]] = {}
-    for done, _ in measured:
-        parts.setdefault(done.run.seed, set()).add(done.run.part)
-    whole = {seed for seed, found in parts.items() if found >= wanted}
-    used = [(done, value) for done, value in measured if not whole or done.run.seed in whole]
-    lacking = "" if whole else f"{max(map(len, parts.values()))} of {len(wanted)} domains"
-    values = over_seeds((done.run.seed, value) for done, value in used)
-    return Cell(values, tuple(done for done, _ in used), lacking)
+    seeds: dict[int, list[tuple[RunResult, float]]] = {}
+    for done, value in measured:
+        seeds.setdefault(done.run.seed, []).append((done, value))
+    whole = {seed: found for seed, found in seeds.items() if {done.run.part for done, _ in found} >= wanted}
+    used = whole or seeds
+    lacking = "" if whole else f"{max(map(len, seeds.values()))} of {len(wanted)} domains"
+    values: dict[int | str, float] = {seed: statistics.fmean(value for _, value in of) for seed, of in used.items()}
+    return Cell(values, tuple(done for found in used.values() for done, _ in found), lacking)
 
 
 def _average(row: Row, columns: Sequence[str]) -> Cell:
@@ -224,20 +217,16 @@ def _average(row: Row, columns: Sequence[str]) -> Cell:
     return Cell(values, tuple(each for each in done if each.run.seed in common), lacking)
 
 
-def _beside_published(row: Row, columns: Sequence[str], sources: Sequence[PublishedTable]) -> Row:
-    """Put the paper's numbers beside whole means: one over a part of the domains is of something else."""
-    cells = {}
-    for column, cell in row.cells.items():
-        for table in sources if cell.whole else ():
-            if column == MEAN:
-                number = _published_average(table, row, columns)
-            else:
-                number = (table.value(row.group, row.title, column), None)
-            if number[0] is not None:
-                cell = replace(cell, published=number[0], published_std=number[1])
-                break
-        cells[column] = cell
-    return replace(row, cells=cells)
+def _put_published_beside(
+    cell: Cell, row: Row, column: str, columns: Sequence[str], sources: Sequence[PublishedTable]
+) -> None:
+    for table in sources:
+        if column == MEAN:
+            cell.published, cell.published_std = _published_average(table, row, columns)
+        else:
+            cell.published = table.value(row.group, row.title, column)
+        if cell.published is not None:
+            return
 
 
 def _published_average(table: PublishedTable, row: Row, columns: Sequence[str]) -> tuple[float | None, float | None]:
@@ -250,21 +239,10 @@ def _published_average(table: PublishedTable, row: Row, columns: Sequence[str]) 
     return (statistics.fmean(known) if known and len(known) == len(values) else None), None
 
 
-def _with_best(table: Table) -> Table:
+def _mark_best(table: Table) -> None:
     """Mark the lowest whole mean of each column and group, as it is printed, where there is something to compare."""
-    best: dict[tuple[str, str], float] = {}
-    for group in table.groups:
-        for column in table.columns:
-            cells = [row.cells[column] for row in table.of(group) if column in row.cells]
-            means = [round(cell.mean, table.digits) for cell in cells if cell.whole]
-            if means and min(means) < max(means):
-                best[group, column] = min(means)
-
-    def marked(row: Row) -> Row:
-        cells = {
-            column: replace(cell, best=cell.whole and best.get((row.group, column)) == round(cell.mean, table.digits))
-            for column, cell in row.cells.items()
-        }
-        return replace(row, cells=cells)
-
-    return replace(table, rows=tuple(marked(row) for row in table.rows))
+    for group, column in itertools.product(table.groups, table.columns):
+        cells = [row.whole_cells[column] for row in table.of(group) if column in row.whole_cells]
+        means = [round(cell.mean, table.digits) for cell in cells]
+        for cell, mean in zip(cells, means, strict=True):
+            cell.best = mean == min(means) < max(means)

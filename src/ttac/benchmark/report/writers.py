@@ -23,13 +23,13 @@ CSV_FIELDS = (
 )  # fmt: skip
 
 
-def number(value: float, digits: int) -> str:
-    """Print a number with fixed decimal places.
+def number(value: float, digits: int, spread: float | None = None) -> str:
+    """Print a number with fixed decimal places, and its standard deviation where it has one.
 
-    >>> number(12.345, 2)
-    '12.35'
+    >>> number(12.345, 2), number(12.345, 1, 0.5)
+    ('12.35', '12.3 ± 0.5')
     """
-    return f"{value:.{digits}f}"
+    return f"{value:.{digits}f}" + ("" if spread is None else f" ± {spread:.{digits}f}")
 
 
 def plural(count: int, noun: str) -> str:
@@ -43,10 +43,7 @@ def plural(count: int, noun: str) -> str:
 
 def paper_number(cell: Cell, digits: int) -> str:
     """Print what the paper has in the place of a cell, an empty text where it has nothing."""
-    if cell.published is None:
-        return ""
-    spread = "" if cell.published_std is None else f" ± {number(cell.published_std, digits)}"
-    return number(cell.published, digits) + spread
+    return "" if cell.published is None else number(cell.published, digits, cell.published_std)
 
 
 def link(path: Path, base: Path) -> str:
@@ -110,14 +107,12 @@ def order_sentence(ordering: Ordering) -> str:
 def swap_lines(table: Table, ordering: Ordering) -> list[str]:
     """Say of each swapped pair what is measured and what is published."""
     lines = []
-    for swap in ordering.swaps:
-        here, there, paper_here, paper_there = (
-            number(value, table.digits) for value in (*swap.measured, *swap.published)
-        )
-        place = f"{swap.group}, {swap.column}"
+    for column, ahead, behind in ordering.swaps:
+        here, there = (number(place.cell.mean, table.digits) for place in (ahead, behind))
+        paper_here, paper_there = (number(place.published, table.digits) for place in (ahead, behind))
         lines.append(
-            f"{place}: {swap.ahead} ({here}) is ahead of {swap.behind} ({there}); in the paper {swap.behind} "
-            f"({paper_there}) is ahead of {swap.ahead} ({paper_here})."
+            f"{ahead.row.group}, {column}: {ahead.row.title} ({here}) is ahead of {behind.row.title} ({there}); "
+            f"in the paper {behind.row.title} ({paper_there}) is ahead of {ahead.row.title} ({paper_here})."
         )
     return lines
 
@@ -137,12 +132,8 @@ def markdown(table: Table, ordering: Ordering) -> str:
         lines += ["", f"{order_sentence(ordering)} {RULES[experiment.metric]}", ""]
         lines += [f"- {as_text(line)}" for line in swap_lines(table, ordering)]
     for failure in experiment.failed:
-        lines += ["", f"Failed: {as_text(failure.run.name)}: {as_text(_first_line(failure.error))}"]
+        lines += ["", f"Failed: {as_text(failure.run.name)}: {as_text(failure.first_line)}"]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _first_line(text: str) -> str:
-    return (text.strip().splitlines() or [""])[0]
 
 
 def as_text(text: str) -> str:
@@ -154,9 +145,7 @@ def as_text(text: str) -> str:
 def _md_cell(cell: Cell | None, digits: int) -> str:
     if cell is None:
         return ""
-    text = number(cell.mean, digits)
-    if cell.std is not None:
-        text += f" ± {number(cell.std, digits)}"
+    text = number(cell.mean, digits, cell.std)
     text = f"**{text}**" if cell.best else text
     text += "" if cell.whole else r"\*"
     paper = paper_number(cell, digits)
@@ -174,12 +163,11 @@ def comma_separated(table: Table, base: Path) -> str:
     experiment = table.experiment
     for row in table.rows:
         for column, cell in row.cells.items():
-            optional = ("" if value is None else repr(value) for value in (cell.published, cell.published_std))
             writer.writerow(
                 (
                     experiment.name, experiment.scale, row.group, row.title, column, experiment.metric,
-                    repr(cell.mean), "" if cell.std is None else repr(cell.std), cell.n, cell.over, cell.lacking,
-                    int(cell.best), *optional, " ".join(link(done.path, base) for done in cell.done),
+                    cell.mean, cell.std, cell.n, cell.over, cell.lacking, int(cell.best),
+                    cell.published, cell.published_std, " ".join(link(done.path, base) for done in cell.done),
                 )
             )  # fmt: skip
     return out.getvalue()

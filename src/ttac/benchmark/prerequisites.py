@@ -12,34 +12,34 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from ttac.benchmark.experiment import Experiment, said
-from ttac.benchmark.runs import Run
+from ttac.benchmark.runs import PlannedRun
 from ttac.common.files import text_hash
 from ttac.common.lookup import pick
 from ttac.common.resumable import StoppedError, alone_in
 from ttac.data.attacks import USUAL, PGDOptions
-from ttac.data.attacks.job import RECORD, AttackJob, run_attack
 from ttac.data.sets import find_data
+from ttac.evaluation.attack_job import RECORD, run_attack
+from ttac.evaluation.spec import AttackJob
 from ttac.source.bundle import DESCRIPTION, STATISTICS, read_description
 from ttac.source.loading import load_model
-from ttac.source.objectives import make_objective
+from ttac.source.spec import ModelSpec, Recipe, TrainJob
 from ttac.source.statistics import SourceStatistics
-from ttac.source.train import Recipe
-from ttac.source.train_job import TrainJob, run_train
+from ttac.source.train_job import run_train
 
 Made = TypeVar("Made")
 
 
 @dataclass(frozen=True)
-class Ingredients:
-    """Where the files of one run are."""
+class RunFiles:
+    """Where the files are that one run needs."""
 
     model: str  # bundle
     statistics: Path | None  # None: those of the bundle, or none
     data: str  # see `find_data`
 
 
-class Pantry:
-    """Finds the ingredients of runs, and makes those that are not there; all are kept for the next bench."""
+class Prerequisites:
+    """Finds what runs need, and makes what is not there; all of it is kept for the next bench."""
 
     def __init__(self, experiment: Experiment, folder: Path, bundles: Mapping[str, str], device: str = "cpu") -> None:
         for name, bundle in bundles.items():
@@ -48,20 +48,17 @@ class Pantry:
                 raise FileNotFoundError(f"no bundle of ttac train in {bundle}, which was named as the source {name}")
         self._experiment, self._folder, self._bundles, self._device = experiment, folder, bundles, device
 
-    def prepare(self, runs: Sequence[Run], console: Console) -> dict[str, Ingredients | Exception]:
+    def prepare(self, runs: Sequence[PlannedRun], console: Console) -> dict[str, RunFiles | Exception]:
         """Train, infer and attack whatever these runs lack, and say where it is, or why it is not, by runs' names."""
         targets = self._experiment.targets
-
-        def wait() -> None:
-            console.print(f"waiting until another process has made what it needs in {self._folder}", markup=False)
-
-        with alone_in(self._folder, wait):  # another shard may be making the same
+        waiting = f"waiting until another process has made what it needs in {self._folder}"  # perhaps another shard
+        with alone_in(self._folder, partial(console.print, waiting, markup=False)):
             # Data that are not there are missed now, rather than after hours of training.
             names = dict.fromkeys(run.target for run in runs)
             data = {name: attempt(partial(find_data, targets[name].data)) for name in names}
             needed = dict.fromkeys(run.source for run in runs if not isinstance(data[run.target], Exception))
             trained = {name: attempt(partial(self._train, name, console)) for name in needed}
-            found: dict[str, Ingredients | Exception] = {}
+            found: dict[str, RunFiles | Exception] = {}
             for run in runs:
                 lacking = [one for one in (data[run.target], trained.get(run.source)) if isinstance(one, Exception)]
                 found[run.name] = lacking[0] if lacking else attempt(partial(self._of, run, console))
@@ -84,7 +81,7 @@ class Pantry:
         bundle = self.bundle(source)
         return str(read_description(bundle)["fingerprint"]) if (bundle / DESCRIPTION).exists() else None
 
-    def _of(self, run: Run, console: Console) -> Ingredients:
+    def _of(self, run: PlannedRun, console: Console) -> RunFiles:
         target, model = self._experiment.targets[run.target], self.bundle(run.source)
         statistics, data = None, target.data
         if run.statistics == "collected" and not (model / STATISTICS).exists():
@@ -103,9 +100,16 @@ class Pantry:
             data = str(out)
             if not (out / RECORD).exists():
                 console.print(f"attacking the source model {run.source} on {run.target}", markup=False)
-                loaded = load_model(str(model), device=self._device)
-                run_attack(AttackJob(loaded, target.data, out, options, target.split, target.samples), console)
-        return Ingredients(str(model), statistics, data)
+                attack = AttackJob(
+                    model=ModelSpec(str(model), device=self._device),
+                    data=target.data,
+                    split=target.split,
+                    samples=target.samples,
+                    out=out,
+                    norm=target.attack,
+                )
+                run_attack(attack, console)
+        return RunFiles(str(model), statistics, data)
 
     def _recipe_hash(self, source: str) -> str:
         """Hash all that a source depends on, the source that it starts from among it."""
@@ -124,15 +128,15 @@ class Pantry:
             self._train(spec.init, console)
         console.print(f"training the source model {source}", markup=False)
         job = TrainJob(
-            spec.data,
-            out,
-            Recipe(spec.epochs, spec.batch, spec.lr, spec.weight_decay, seed=spec.seed),
+            data=spec.data,
+            out=out,
+            recipe=Recipe(spec.epochs, spec.batch, spec.lr, spec.weight_decay, seed=spec.seed),
             arch=spec.arch,
-            arch_options=spec.arch_options,
-            objective=make_objective(spec.objective),
+            options=spec.arch_options,
+            objective=spec.objective,  # type: ignore[arg-type]  # which it checks
             init=None if spec.init is None else str(self.bundle(spec.init)),
             size=spec.size,
-            collect_statistics=True,
+            stats=True,
             device=self._device,
         )
         run_train(job, console)
