@@ -17,9 +17,10 @@ from starlette.types import ASGIApp
 from torch import Tensor
 from waiting import PATIENCE, until
 
-from ttac.serving.app import AdapterAwayError, CommandReply, build_app
+from ttac.serving.app import build_app
 from ttac.serving.batcher import Answer, Batcher
 from ttac.serving.connections import Connection, bounded
+from ttac.serving.errors import RequestError
 from ttac.serving.history import History
 from ttac.serving.limits import HttpSettings
 from ttac.serving.protocol import HEADER_LENGTH, ServedModel
@@ -43,7 +44,7 @@ class FakeService:
         self.version = 5
         self.taken: list[Tensor] = []
         self.commands: list[tuple[str, dict[str, Any]]] = []
-        self.reply: CommandReply | None = CommandReply(True, True, "done", 6)
+        self.reply: tuple[int, dict[str, Any]] | RequestError = (200, {"message": "done", "version": 6})
         self.batcher = Batcher(self._predict, taken=self.taken.append, **{"wait": 0.0, **options})
 
     def __enter__(self) -> FakeService:
@@ -68,9 +69,9 @@ class FakeService:
     def events(self, count: int) -> list[dict[str, Any]]:
         return [{"event": "start", "message": "began", "time": 1.0}][:count]
 
-    async def command(self, name: str, arguments: dict[str, Any]) -> CommandReply:
-        if self.reply is None:
-            raise AdapterAwayError("the adapter is not running")
+    async def command(self, name: str, arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        if isinstance(self.reply, RequestError):
+            raise self.reply
         self.commands.append((name, arguments))
         return self.reply
 

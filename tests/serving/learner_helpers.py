@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ttac import checks
-from ttac.methods.base import Adapter
+from ttac.adaptation.adapter import Adapter
 from ttac.serving.channels import Channels
 from ttac.serving.guard import Guard, GuardReport
 from ttac.serving.journal import Journal
@@ -36,7 +36,7 @@ class Service:
 
     def new_memory(self) -> None:
         """Forget what only a running server has."""
-        self.channels = Channels.make(SHAPE, self.layout.size, self.buffer)
+        self.channels = Channels(SHAPE, self.layout.size, self.buffer)
 
     def learner(
         self, guard: ScriptedGuard | Guard | None = None, adapter: Adapter | None = None, **settings: Any
@@ -44,9 +44,7 @@ class Service:
         """Make a learner that publishes at once, and saves when it is told to."""
         settings = {"publish_every": 0.0, "snapshot_every": 1e9, "chunk": 5, **settings}
         adapter = adapter or self.subject.make()
-        return Learner(
-            adapter, cast(Guard, guard), self.channels, self.folder, self.journal, LearnerSettings(**settings)
-        )
+        return Learner(adapter, cast(Guard, guard), self.channels, self.folder, LearnerSettings(**settings))
 
     def started(self, **settings: Any) -> Learner:
         """Make a learner, and let it find what there is."""
@@ -121,9 +119,13 @@ class ScriptedGuard:
         """Give all that a stream has made."""
         return {"seen": self.seen}
 
-    def load(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Go on from a state."""
         self.seen = state["seen"]
+
+    def reset_state(self) -> None:
+        """Forget the stream."""
+        self.seen = 0
 
 
 def learn_all(learner: Learner) -> None:

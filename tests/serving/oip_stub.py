@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ class Stub:
     requests: list[dict[str, Any]] = field(default_factory=list)  # JSON headers of /infer
     images: list[np.ndarray] = field(default_factory=list)  # that were answered, as they came
     connections: int = 0
+    connection_ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     restarts: dict[str, int] = field(default_factory=lambda: {"predictor": 0, "adapter": 0})
     dropped: int = 5  # before anything was asked
 
@@ -104,6 +107,11 @@ def serving(
         def setup(self) -> None:
             stub.connections += 1
             super().setup()
+
+        def finish(self) -> None:
+            super().finish()
+            self.request.shutdown(socket.SHUT_RDWR)
+            stub.connection_ended.release()
 
         def log_message(self, *_: object) -> None:
             """Stay silent."""

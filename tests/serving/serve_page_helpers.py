@@ -47,7 +47,8 @@ def made_up_status(now: float) -> dict[str, Any]:
             "up": True, "seconds_since_heard": 0.4, "restarts": 1, "pid": 12, "time": now, "state": "adapting",
             "updating": False, "version": 12, "samples": 40960, "refused_samples": 64, "updates": 160,
             "update_seconds": 1.93, "update_spans": [[now - 40, now - 36], [now - 12, now - 8]], "lag": 128,
-            "dropped": 2048, "snapshot": {"time": now - 95, "version": 11, "samples": 40000},
+            "dropped": 2048, "losses": {"alignment": 0.4567, HOSTILE: -1.25},
+            "snapshot": {"time": now - 95, "version": 11, "samples": 40000},
         },
         "guard": guard, "distances": distances, "admin": {"token_needed": True},
     }  # fmt: skip

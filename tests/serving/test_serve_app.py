@@ -23,8 +23,8 @@ from fake_service import (
 from PIL import Image
 
 from ttac.data.folder import read_image
-from ttac.serving.app import CommandReply
 from ttac.serving.batcher import Answer
+from ttac.serving.errors import RequestError, come_again
 from ttac.serving.limits import HttpSettings
 from ttac.serving.protocol import HEADER_LENGTH
 
@@ -269,11 +269,11 @@ def test_commands_and_what_becomes_of_them() -> None:
         assert ask("pause", b" " * 2**17).status_code == 413
         assert ask("shutdown").status_code == 422
         assert len(service.commands) == 2
-        service.reply = CommandReply(True, False, "no version 3", 5)
+        service.reply = RequestError(409, "no version 3")
         assert (ask("rollback").status_code, ask("rollback").json()) == (409, {"error": "no version 3"})
-        service.reply = CommandReply(False, True, "later", 5)
+        service.reply = (202, {"message": "later", "version": 5})
         assert ask("reset").status_code == 202
-        service.reply = None
+        service.reply = come_again(503, "the adapter is not running")
         assert (ask("pause").status_code, ask("pause").headers["retry-after"]) == (503, "1")
 
 

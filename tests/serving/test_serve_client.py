@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import select
-import socket
 import subprocess
 import sys
 import threading
@@ -75,31 +73,19 @@ def test_a_request_is_that_of_triton(stub: Stub) -> None:
 def test_a_connection_that_was_closed_while_idle_is_no_loss(stub: Stub) -> None:
     stub.faults = ["closed", "closed"]
     with InferenceClient(stub.address) as client:
-        for _ in range(2):
+        for connections in (1, 2):
             client.infer("tiny", LEVELS)
-            assert select.select([client._connection.sock], [], [], 10)[0]  # its end has come
+            assert stub.connections == connections
+            stub.connection_ended.acquire(timeout=10)
         client.infer("tiny", LEVELS)
-    assert (client.resent, client.cut) == (0, 2)
+    assert (client.resent, stub.connections) == (0, 3)
     assert [len(images) for images in stub.images] == [5, 5, 5]
 
 
-def test_a_connection_that_breaks_as_a_request_is_sent_is_no_loss(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ttac.serving.client._ended", lambda connection: False)  # it was not seen in time
-    with InferenceClient(stub.address) as client:
-        client.infer("tiny", LEVELS)
-        client._connection.close()
-        client._connection.sock, other_side = socket.socketpair()
-        other_side.close()
-        client.infer("tiny", LEVELS)
-        assert (client.cut, client.resent) == (1, 0)
-        assert [len(images) for images in stub.images] == [5, 5]
-        # What was sent, and not answered, is lost: somebody may have it.
-        client._connection.close()
-        client._connection.sock, other_side = socket.socketpair()
-        threading.Timer(0.05, other_side.close).start()
-        with pytest.raises(ConnectionError, match="is the server running"):
-            client.infer("tiny", LEVELS)
-    assert client.cut == 1
+def test_proxies_of_the_environment_are_not_asked(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:1")
+    assert InferenceClient(stub.address).ready()
 
 
 @pytest.mark.parametrize("code", [429, 503])
@@ -138,7 +124,7 @@ def test_a_server_that_is_away_or_silent() -> None:
         assert InferenceClient(stub.address).ready()
     gone = InferenceClient(stub.address)
     assert not gone.ready()
-    with pytest.raises(ConnectionError, match=r"does not answer \(Connection refused\): is the server running\?"):
+    with pytest.raises(ConnectionError, match="Connection refused"):
         gone.get("/status")
     with serving(linear, SHAPE, CLASSES) as stub:
         silent = InferenceClient(stub.address, timeout=0.05)

@@ -6,6 +6,8 @@ import asyncio
 import io
 import socket
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -17,11 +19,9 @@ from waiting import PATIENCE, until
 
 from ttac.serving import decode, inference, jpeg
 from ttac.serving.app import build_app
-from ttac.serving.batcher import BusyError
 from ttac.serving.errors import RequestError
 from ttac.serving.limits import BodyReader, HttpSettings
 from ttac.serving.protocol import ServedModel
-from ttac.serving.workers import Workers
 
 MODEL = ServedModel("tiny", SHAPE, 7)
 
@@ -62,7 +62,7 @@ def test_files_of_many_scans_or_segments_are_refused_before_they_are_decoded(mon
     monkeypatch.setattr(decode, "opened_image", lambda *_: pytest.fail("it was opened"))
     with pytest.raises(RequestError, match=f"{decode.MOST_SCANS + 1} scans, more than {decode.MOST_SCANS}") as refusal:
         decode.decode_image(with_scans(progressive, decode.MOST_SCANS - 9), MODEL, 2**20)
-    assert refusal.value.status == 400
+    assert refusal.value.status_code == 400
     comments = progressive[:2] + b"\xff\xfe\0\2" * 1100 + progressive[2:]
     with pytest.raises(RequestError, match="more than 1024 segments"):
         decode.decode_image(comments, MODEL, 2**20)
@@ -74,7 +74,7 @@ def test_scans_behind_a_reserved_marker_are_not_hidden() -> None:
     hidden = progressive[:end] + b"\xff\x02\xff\xff" + progressive[last:end] * 100 + progressive[end:]
     with pytest.raises(RequestError, match="a reserved marker") as refusal:
         decode.decode_image(hidden, MODEL, 2**20)
-    assert refusal.value.status == 400
+    assert refusal.value.status_code == 400
 
 
 @pytest.mark.parametrize("kind", ["TIFF", "PPM", "GIF"])
@@ -95,7 +95,7 @@ def test_a_strip_is_not_blown_up_beyond_the_limit() -> None:
 def test_files_are_no_images_of_other_channels() -> None:
     with pytest.raises(RequestError, match=r"the model takes 4: send a tensor") as refusal:
         decode.decode_image(encoded(), ServedModel("tiny", (4, 4, 4), 7), 2**20)
-    assert refusal.value.status == 400
+    assert refusal.value.status_code == 400
 
 
 class Watched(bytes):
@@ -109,12 +109,14 @@ class Watched(bytes):
 
 @pytest.mark.parametrize("path", [INFER, "/predict"])
 def test_a_body_is_gone_while_its_answer_is_made(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = BodyReader.read
+    reading = BodyReader.body
 
-    async def watched(*arguments: Any) -> bytes:
-        return Watched(await read(*arguments))
+    @asynccontextmanager
+    async def watched(*arguments: Any) -> AsyncIterator[bytes]:
+        async with reading(*arguments) as body:
+            yield Watched(body)
 
-    monkeypatch.setattr(BodyReader, "read", watched)
+    monkeypatch.setattr(BodyReader, "body", watched)
     with serving() as (service, client):
         gone: list[bool] = []
         answer, Watched.gone = service.batcher._predict, threading.Event()
@@ -159,17 +161,16 @@ class Gated:
 
 def test_a_thread_is_free_when_its_work_ends_and_not_when_it_is_given_up() -> None:
     async def main() -> None:
-        workers, long = Workers(1, 2), Gated()
-        first = workers.submit(long)
-        given_up, last = workers.submit(long), workers.submit(lambda: "done")
-        with pytest.raises(BusyError):
-            workers.submit(long)
+        workers, long = inference.Workers(1, 2), Gated()
+        first, given_up, last = (asyncio.create_task(workers.run(work)) for work in (long, long, lambda: "done"))
         await asyncio.to_thread(until, lambda: long.begun == 1)
+        with pytest.raises(RequestError):
+            await workers.run(long)
         first.cancel()
         given_up.cancel()
         await asyncio.sleep(0.05)
         assert long.begun == 1
-        another = workers.submit(lambda: 1 // 0)  # in the place of what was given up
+        another = asyncio.create_task(workers.run(lambda: 1 // 0))  # in the place of what was given up
         assert not last.done()
         long.gate.set()
         assert await last == "done"

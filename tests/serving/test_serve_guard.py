@@ -123,7 +123,7 @@ def test_the_rule_against_narrow_streams_can_be_switched_off(source: Classifier)
     strict = Guard(source, None)
     for chunk in narrow:
         strict.admit(chunk)
-    guard.load(strict.state())  # one that was strict before
+    guard.load_state(strict.state())  # one that was strict before
     assert len(guard.admit(narrow[0])) == 64
 
 
@@ -349,7 +349,7 @@ def test_a_guard_goes_on_from_its_state(source: Classifier, statistics: SourceSt
     torch.save(guard.state(), file)
     file.seek(0)
     other = Guard(network(), statistics)
-    other.load(torch.load(file, weights_only=True))
+    other.load_state(torch.load(file, weights_only=True))
     assert (other.refused, other.refusals) == (guard.refused, guard.refusals) != (None, 0)
     for seed in range(3):
         chunk = pictures(mixed(40, seed), seed)
@@ -359,16 +359,16 @@ def test_a_guard_goes_on_from_its_state(source: Classifier, statistics: SourceSt
 
 def test_the_state_of_a_new_guard_is_one_too(source: Classifier) -> None:
     guard = watching(source, None)
-    guard.load(Guard(source, None).state())
+    guard.load_state(Guard(source, None).state())
     assert guard.check(source).measures == {}
 
 
 def test_a_state_of_another_model_is_refused(source: Classifier) -> None:
     guard = watching(source, None)
     state = guard.state()
-    state["probes"] = {**state["probes"], "logits": torch.zeros(256, CLASSES + 1)}
+    state["_probes"] = {**state["_probes"], "logits": torch.zeros(256, CLASSES + 1)}
     with pytest.raises(ValueError, match="another model"):
-        Guard(source, None).load(state)
+        Guard(source, None).load_state(state)
 
 
 @pytest.mark.parametrize(

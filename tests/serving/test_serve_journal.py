@@ -32,10 +32,9 @@ def test_events_come_back_oldest_first_with_their_fields(journal: Journal) -> No
     assert abs(newest["time"] - journal.path.stat().st_mtime) < 5
 
 
-def test_long_files_are_read_from_the_end_across_blocks(journal: Journal) -> None:
+def test_long_files_give_their_newest_events(journal: Journal) -> None:
     for number in range(3000):
         journal.note("publish", f"{number} " + "x" * (number % 120))
-    assert journal.path.stat().st_size > 3 * 64 * 1024
     assert [int(text.split()[0]) for text in messages(journal, 2900)] == list(range(100, 3000))
 
 

@@ -14,7 +14,8 @@ from learner_helpers import SHAPE, WINDOW, ScriptedGuard, Service, learn_all, sa
 from torch import Tensor
 from waiting import until
 
-from ttac.methods.windows import WindowAdapter
+from ttac.adaptation.adapter import Adapter, Step
+from ttac.adaptation.method import Batch
 from ttac.serving.learner import Learner
 
 
@@ -116,17 +117,17 @@ def test_an_update_that_fails_leaves_the_weights_that_are_served(
 ) -> None:
     learner = service.started(chunk=WINDOW)
     adapter = learner.adapter
-    assert isinstance(adapter, WindowAdapter)
+    assert isinstance(adapter, Adapter)
     service.push(windows(2))
     learn_all(learner)
     good = adapter.state_dict()
     real, steps = adapter._step, [0]
 
-    def fail(slots: Tensor, number: int) -> Tensor | None:
+    def fail(batch: Batch) -> Tensor | None:
         steps[0] += 1
         if steps[0] == 2:
             raise RuntimeError("out of memory")
-        return real(slots, number)
+        return real(batch)
 
     monkeypatch.setattr(adapter, "_step", fail)
     service.push(windows(1, seed=9))
@@ -327,6 +328,28 @@ def test_the_status_is_published_during_an_update_and_spans_are_true(tmp_path: P
     assert last["counters"]["steps"] == learner.adapter.counters()["steps"] > 0
     expected = {"pid", "time", "state", "refused_samples", "updates", "guard", "distances"}
     assert expected <= last.keys()
+
+
+def test_the_status_has_the_losses_of_the_last_step_that_are_finite(tmp_path: Path) -> None:
+    service = Service(tmp_path, "ttac++")
+    learner = service.started()
+    learner._board.publish()
+    assert service.status()["losses"] == {}
+    service.push(windows(1))
+    learn_all(learner)
+    learner._board.publish()
+    losses = service.status()["losses"]
+    assert losses == {name: float(loss) for name, loss in learner.adapter.last_step.losses.items()} != {}
+    service.push(windows(1)[:1])  # which fills no window
+    learn_all(learner)
+    learner._board.publish()
+    assert service.status()["losses"] == losses
+    learner._note_updates(
+        0.0, Step(update_seconds=[0.1], losses={"a": torch.tensor(2.0), "b": torch.tensor(torch.nan)})
+    )
+    learner.tell()
+    learner._board.publish()
+    assert service.status()["losses"] == {"a": 2.0}
 
 
 def test_a_status_that_is_too_long_goes_without_its_distances(service: Service) -> None:

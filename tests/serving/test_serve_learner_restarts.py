@@ -18,7 +18,7 @@ from test_serve_state_folder import files_limited_to
 from torch import Tensor
 from waiting import until
 
-from ttac.methods.windows import WindowAdapter
+from ttac.adaptation.adapter import Adapter
 from ttac.serving.learner import Learner
 
 
@@ -223,7 +223,7 @@ def test_a_damaged_snapshot_is_put_aside_and_the_newest_version_goes_on(tmp_path
     if damage == "torn":
         service.folder.snapshot.write_bytes(service.folder.snapshot.read_bytes()[:5000])
     elif damage == "missing part":
-        del content["adapter"]["method_state"]["queue"]
+        del content["adapter"]["state"]["memory"]
         service.folder.save_snapshot(content)
     else:
         changes = {"adapter": {"method": "bn"}} if damage == "other method" else {"version": "7"}
@@ -249,12 +249,12 @@ def test_a_snapshot_that_cannot_be_read_now_is_left_for_the_next_process(
     learn_all(learner)
     learner.save()
     saved = service.folder.snapshot.read_bytes()
-    real, failed = WindowAdapter._load, []
+    real, failed = Adapter._restore, []
 
     def unreadable(_path: Path) -> bytes:
         raise OSError(5, "Input/output error")
 
-    def too_large(adapter: WindowAdapter, state: dict[str, Any]) -> None:
+    def too_large(adapter: Adapter, state: dict[str, Any]) -> None:
         if failed:  # what was before is loaded again
             return real(adapter, state)
         failed.append(adapter)
@@ -264,7 +264,7 @@ def test_a_snapshot_that_cannot_be_read_now_is_left_for_the_next_process(
         if problem == "disk":
             patch.setattr(Path, "read_bytes", unreadable)
         else:
-            patch.setattr(WindowAdapter, "_load", too_large)
+            patch.setattr(Adapter, "_restore", too_large)
         # The adapter says of every error on its way that the state is damaged.
         with pytest.raises((OSError, ValueError), match=r"Input/output error|MemoryError"):
             service.started()
@@ -396,7 +396,8 @@ def test_ten_kills_lose_nothing_and_mix_nothing_up(tmp_path: Path) -> None:
             assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         saved = service.folder.load_snapshot()
         assert saved is not None
-        assert saved["tally"]["samples"] == saved["position"] == saved["adapter"]["samples_seen"] <= ring.position
+        assert saved["tally"]["samples"] == saved["position"] <= ring.position
+        assert saved["adapter"]["state"]["samples_seen"] == saved["position"]
         version, content = service.serve()
         assert content == service.packed(version)
         note(version, content)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from contextlib import AsyncExitStack
 from typing import Any
 
 import httpx
@@ -14,6 +15,7 @@ from fake_service import INFER, LOCAL, FakeService, expected, json_body, listeni
 from waiting import PATIENCE, until
 
 from ttac.serving.app import build_app
+from ttac.serving.errors import RequestError
 from ttac.serving.limits import HELD_BODIES, BodyReader, HttpSettings
 
 
@@ -46,12 +48,16 @@ def test_not_all_memory_goes_into_bodies() -> None:
         async def receive() -> dict[str, Any]:
             return {"type": "http.request", "body": b" " * 100}
 
-        held = [await bodies.read(receive, {}) for _ in range(HELD_BODIES)]
-        with pytest.raises(Exception, match="too many large requests"):
-            await bodies.read(receive, {})
-        assert bodies.held == 100 * HELD_BODIES
-        bodies.release(len(held.pop()))
-        assert len(await bodies.read(receive, {})) == 100
+        async with AsyncExitStack() as held:
+            for _ in range(HELD_BODIES):
+                await held.enter_async_context(bodies.body(receive, {}))
+            with pytest.raises(RequestError) as caught:
+                await held.enter_async_context(bodies.body(receive, {}))
+            assert caught.value.status_code == 429
+            assert bodies.held == 100 * HELD_BODIES
+        async with bodies.body(receive, {}) as body:
+            assert len(body) == bodies.held == 100
+        assert bodies.held == 0
 
     asyncio.run(main())
 

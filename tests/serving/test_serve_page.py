@@ -85,6 +85,10 @@ def test_the_numbers_shown_are_those_served(page: Any, stub: Stub) -> None:
         ["agreement", "0.840", UNKNOWN, "≥", "0.500", "ok"],
         ["distance", "1.42", "2.75", "≤", "4.60", "ok"],
     ]
+    assert facts(page, "losses") == {"alignment": "0.457", HOSTILE: "-1.25"}
+    assert element(page, "losses").is_displayed()
+    stub.set(adapter={"losses": {}})
+    eventually(lambda: not element(page, "losses").is_displayed())
 
 
 def test_charts_have_a_mark_for_every_value(page: Any, stub: Stub) -> None:

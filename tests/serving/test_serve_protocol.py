@@ -16,7 +16,6 @@ from ttac.serving.protocol import (
     HEADER_LENGTH,
     InferRequest,
     Prediction,
-    RequestedOutput,
     ServedModel,
     format_answer,
     json_length,
@@ -65,7 +64,7 @@ def test_levels_become_what_the_rest_of_the_package_makes_of_them() -> None:
 
 def test_which_outputs_are_wanted_and_how() -> None:
     def wanted(**fields: Any) -> list[tuple[str, bool]]:
-        return [(output.name, output.binary) for output in parsed(json_body(pixels(), **fields)).outputs]
+        return list(parsed(json_body(pixels(), **fields)).outputs.items())
 
     everything = {"binary_data_output": True}
     assert wanted() == wanted(outputs=[]) == [("probabilities", False), ("labels", False)]
@@ -93,7 +92,7 @@ def test_answers_in_json_and_in_binary_hold_the_same_numbers() -> None:
     assert prediction.confidence == pytest.approx(logits.softmax(1).max(1).values.sum().item())
     names = ("labels", "probabilities", "logits")
     for binary in ((True, True, True), (False, True, False), (False, False, False)):
-        outputs = tuple(RequestedOutput(name, raw) for name, raw in zip(names, binary, strict=True))
+        outputs = dict(zip(names, binary, strict=True))
         content, length = format_answer(InferRequest(torch.zeros(0), outputs, "a"), prediction, MODEL, 12)
         assert (length is None) == (not any(binary))
         answer = json.loads(content[:length])
@@ -145,7 +144,7 @@ NOT_JSON = {
 
 @pytest.mark.parametrize("name", NOT_JSON)
 def test_what_is_no_json_object_is_refused(name: str) -> None:
-    assert refusal(NOT_JSON[name]).status == 400
+    assert refusal(NOT_JSON[name]).status_code == 400
 
 
 SHAPES = {
@@ -169,11 +168,11 @@ SHAPES = {
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_that_are_not_the_model_s_are_refused(name: str) -> None:
     status = 413 if name == "overflow" else 400
-    assert refusal({"inputs": [{**tensor(pixels()), "shape": SHAPES[name]}]}).status == status
+    assert refusal({"inputs": [{**tensor(pixels()), "shape": SHAPES[name]}]}).status_code == status
     raw = pixels().tobytes()
     described = tensor(pixels(), data=None, parameters={"binary_data_size": len(raw)})
     head = json.dumps({"inputs": [{**described, "shape": SHAPES[name]}]}).encode()
-    assert refusal(head + raw, {HEADER_LENGTH: str(len(head))}).status == status
+    assert refusal(head + raw, {HEADER_LENGTH: str(len(head))}).status_code == status
 
 
 DATA: dict[str, Any] = {
@@ -202,13 +201,13 @@ DATA: dict[str, Any] = {
 @pytest.mark.parametrize("name", DATA)
 def test_data_that_are_not_the_pixels_are_refused(name: str) -> None:
     body = json.dumps({"inputs": [{**tensor(pixels()), "data": DATA[name]}]}).encode()
-    assert refusal(body).status == 400
+    assert refusal(body).status_code == 400
 
 
 @pytest.mark.parametrize("value", [-1, 256, 0.5, 10**30, True, None])
 def test_levels_are_integers_of_a_byte(value: object) -> None:
     request = {"inputs": [{**tensor(pixels(), "UINT8"), "data": [0] * 47 + [value]}]}
-    assert refusal(request).status == 400
+    assert refusal(request).status_code == 400
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30, -2.0, 1.5])
@@ -217,7 +216,7 @@ def test_binary_pixels_out_of_range_are_refused(value: float, datatype: str, dty
     images = pixels().astype(dtype)
     with np.errstate(over="ignore"):
         images[0, 1, 2, 3] = value
-    assert refusal(*binary_body(images, datatype)).status == 400
+    assert refusal(*binary_body(images, datatype)).status_code == 400
 
 
 def test_a_little_beyond_zero_and_one_is_overshoot() -> None:
@@ -260,29 +259,29 @@ FIELDS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", FIELDS)
 def test_fields_that_make_no_sense_are_refused(name: str) -> None:
     error = refusal({"inputs": [tensor(pixels())], **FIELDS[name]})
-    assert error.status == 400
-    assert error.message
+    assert error.status_code == 400
+    assert error.detail
 
 
 @pytest.mark.parametrize("size", [-192, 0, 191, 193, 2**63, 192.0, "192", True, [192]])
 def test_binary_sizes_that_are_not_the_tensor_s_are_refused(size: object) -> None:
-    assert refusal(*binary_body(pixels(), size=size)).status == 400
+    assert refusal(*binary_body(pixels(), size=size)).status_code == 400
 
 
 def test_bytes_that_are_missing_or_too_many_are_refused() -> None:
     body, headers = binary_body(pixels())
-    assert refusal(body + b"\0", headers).status == 400
-    assert refusal(body[:-1], headers).status == 400
-    assert refusal(json_body(pixels()) + b"    ", {HEADER_LENGTH: str(len(json_body(pixels())))}).status == 400
+    assert refusal(body + b"\0", headers).status_code == 400
+    assert refusal(body[:-1], headers).status_code == 400
+    assert refusal(json_body(pixels()) + b"    ", {HEADER_LENGTH: str(len(json_body(pixels())))}).status_code == 400
 
 
 @pytest.mark.parametrize("length", ["", "-1", "+5", "1e2", "0x10", "9" * 30, "100000", " 5", "0", "20", "٣"])
 def test_header_lengths_that_lie_are_refused(length: str) -> None:
     body, _ = binary_body(pixels())
-    assert refusal(body, {HEADER_LENGTH: length}).status == 400
+    assert refusal(body, {HEADER_LENGTH: length}).status_code == 400
 
 
 def test_too_many_images_are_refused_with_the_limit() -> None:
     error = refusal(*binary_body(pixels(5)))
-    assert error.status == 413
-    assert "4" in error.message
+    assert error.status_code == 413
+    assert "4" in error.detail

@@ -239,7 +239,7 @@ def test_a_record_that_is_there_stays(stub: Stub, tmp_path: Path, capsys: pytest
     ("more", "change", "message"),
     [
         (["--url", "localhost:1"], {}, "'localhost:1' is no address of a server: write it as http://localhost:1"),
-        (["--url", "http://127.0.0.1:9"], {}, "http://127.0.0.1:9 does not answer (Connection refused)"),
+        (["--url", "http://127.0.0.1:9"], {}, "http://127.0.0.1:9 does not answer"),
         (["--name", "other"], {}, "serves the model tiny, not other"),
         ([], {"token": "secret"}, "does not let us in (401, no token): name the file of its token with --token-file"),
         (["--token-file", "{folder}/wrong"], {"token": "secret"}, "it wants another token"),

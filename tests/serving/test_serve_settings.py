@@ -3,45 +3,45 @@
 from __future__ import annotations
 
 import math
-import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from server_process import save_tiny_model
 
-from ttac.cli.serve import read_token, usable_cores
+from ttac.evaluation.spec import MethodSpec, ModelSpec
 from ttac.serving.prepare import prepare
-from ttac.serving.settings import ServeJob
+from ttac.serving.settings import ServeJob, read_token, usable_cores
 from ttac.serving.supervisor import LONGEST_PAUSE, PAUSE, Child, forked
-from ttac.source.loading import load_model
 
 
-def job(tmp_path: Path, **settings: Any) -> ServeJob:
+def job(tmp_path: Path, *, options: dict[str, Any] | None = None, **settings: Any) -> ServeJob:
     path = tmp_path / "tiny.safetensors"
     if not path.exists():
         save_tiny_model(path)
-    return ServeJob(lambda device: load_model(str(path), device=device), tmp_path / "state", **settings)
+    method = MethodSpec(settings.pop("method", "ttac++"), settings.pop("preset", None), options or {})
+    return ServeJob(ModelSpec(str(path)), method, state=tmp_path / "state", **settings)
 
 
 @pytest.mark.parametrize(
-    ("settings", "reason"),
+    ("settings", "named"),
     [
-        ({"max_waiting": 1}, "must hold a batch"),
-        ({"name": "a/b"}, "part of an address"),
-        ({"name": ".."}, "part of an address"),
-        ({"timeout": math.inf}, "number of seconds"),
-        ({"timeout": 0.0}, "more than 0"),
-        ({"batch_wait": math.nan}, "number of seconds"),
-        ({"port": 70000}, "0..65535"),
-        ({"buffer": 0}, "at least 1"),
-        ({"hosts": ("Model.Example.com",)}, "model.example.com"),
-        ({"hosts": ("example.com:80",)}, "model.example.com"),
+        ({"max_waiting": 1}, "--max-waiting"),
+        ({"name": "a/b"}, "--name"),
+        ({"name": ".."}, "--name"),
+        ({"timeout": math.inf}, "timeout"),
+        ({"timeout": 0.0}, "timeout"),
+        ({"batch_wait_ms": math.nan}, "batch_wait_ms"),
+        ({"port": 70000}, "port"),
+        ({"buffer": 0}, "buffer"),
+        ({"guard_narrow": 2.0}, "guard_narrow"),
+        ({"allow_host": ("example.com:80",)}, "--allow-host"),
     ],
 )
-def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
+def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
         job(tmp_path, **settings)
 
 
@@ -52,7 +52,6 @@ def test_settings_that_make_no_sense(tmp_path: Path, settings: dict[str, Any], r
         ({"device_adapt": "cuda:99"}, "cannot be used"),
         ({"device_predict": "nonsense"}, "cannot be used"),
         ({"method": "t3a"}, "add --no-guard"),
-        ({"method": "bn", "guard_narrow": 2.0}, "narrow must be in"),
     ],
 )
 def test_models_and_methods_that_cannot_be_served(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
@@ -61,9 +60,17 @@ def test_models_and_methods_that_cannot_be_served(tmp_path: Path, settings: dict
 
 
 def test_a_method_with_a_fast_preset_is_served_with_it(tmp_path: Path) -> None:
-    assert job(tmp_path).choice("cpu").preset == "fast"
-    assert job(tmp_path, preset="paper").choice("cpu").preset == "paper"
-    assert job(tmp_path, method="tent").choice("cpu").preset is None
+    assert job(tmp_path).prepare_method().spec.preset == "fast"
+    assert job(tmp_path, preset="paper").prepare_method().spec.preset == "paper"
+    assert job(tmp_path, method="tent").prepare_method().spec.preset is None
+
+
+def test_what_is_not_said_follows_from_the_rest(tmp_path: Path) -> None:
+    made = job(tmp_path, device_adapt="meta", max_body_mib=0.5)
+    assert made.served_name == "tiny"
+    assert (made.predict_on, made.adapt_on) == ("cpu", "meta")
+    assert made.max_body == 2**19
+    assert made.token is None
 
 
 def test_what_is_right_is_told(tmp_path: Path) -> None:
@@ -76,7 +83,8 @@ def test_what_is_right_is_told(tmp_path: Path) -> None:
 def test_a_token_is_one_word(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("secret\n")
-    assert read_token(file) == "secret"
+    assert read_token(file) == job(tmp_path, token_file=file).token == "secret"
+    assert read_token(None) is None
     for text in ("", "two words\n"):
         file.write_text(text)
         with pytest.raises(ValueError, match="one token"):
@@ -85,7 +93,7 @@ def test_a_token_is_one_word(tmp_path: Path) -> None:
 
 def test_the_pause_grows_while_nothing_gets_done() -> None:
     done = [0]
-    child = Child("child", lambda failures: 0, lambda: done[0])
+    child = Child("child", lambda failures: None, lambda: done[0])
     assert child.plan_restart() == PAUSE
     assert [child.plan_restart() for _ in range(3)] == pytest.approx([2 * PAUSE, 4 * PAUSE, 8 * PAUSE])
     assert child.failures == 3
@@ -111,8 +119,8 @@ def test_a_container_has_as_many_cores_as_it_may_use(tmp_path: Path) -> None:
 
 
 def test_a_fork_ends_with_the_code_that_it_gives() -> None:
-
     for code in (0, 3):
-        pid = forked(lambda code=code: code)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == code
+        process = forked(lambda code=code: sys.exit(code))
+        process.join()
+        assert process.exitcode == code
     assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()) & {signal.SIGTERM}, "signals come through again"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import contextlib
 import threading
 import time
 from collections import deque
@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from ttac.serving.errors import RequestError, come_again
+from ttac.serving.journal import LOGGER
 
 
 @dataclass(frozen=True)
@@ -23,26 +24,6 @@ class Answer:
 
     logits: Tensor
     version: int
-
-
-class BusyError(RuntimeError):
-    """As many images wait as may; the same request may be accepted in a moment."""
-
-
-class ClosedError(RuntimeError):
-    """The batcher is shutting down and takes nothing new."""
-
-
-class TooManyImagesError(ValueError):
-    """A request has more images than one pass takes, so that one version could not answer all of them."""
-
-
-class NotFiniteError(RuntimeError):
-    """The model's logits are NaN or infinite."""
-
-
-class OtherVersionError(RuntimeError):
-    """A request asked for a version of the weights, and its pass was made by another one."""
 
 
 class _Reply(asyncio.Future["Answer"]):
@@ -63,21 +44,20 @@ class _Reply(asyncio.Future["Answer"]):
 class _Request:
     images: Tensor
     future: _Reply
-    loop: asyncio.AbstractEventLoop
     version: int | None
     arrived: float = field(default_factory=time.monotonic)
 
 
-Outcome = Answer | Exception
+Outcome = Answer | RequestError
 
 
 class Batcher:
     """Answers `submit(images [n, C, H, W])` through `predict` in one thread, several requests in one pass.
 
     A pass begins when `max_batch` images are there, and at the latest `wait` seconds after the first of its requests
-    came. At most `max_waiting` images wait; more are refused with `BusyError`. Requests that were cancelled meanwhile
-    are left out. `taken(images)` gets what was answered, after the answers are on their way. The thread starts at
-    once: in a program that forks, make it afterwards.
+    came. At most `max_waiting` images wait; more are refused. Requests that were cancelled meanwhile are left out.
+    `taken(images)` gets what was answered, after the answers are on their way. The thread starts at once: in a program
+    that forks, make it afterwards.
 
     >>> async def ask():
     ...     batcher = Batcher(lambda images: Answer(images.flatten(1), 7), taken=lambda images: None)
@@ -97,10 +77,6 @@ class Batcher:
         wait: float = 0.001,
         max_waiting: int = 256,
     ) -> None:
-        if max_batch < 1 or max_waiting < max_batch:
-            raise ValueError(f"1 <= max_batch <= max_waiting is needed, not {max_batch} and {max_waiting}")
-        if not 0 <= wait < float("inf"):
-            raise ValueError(f"wait must be seconds from 0 on, not {wait}")
         self.max_batch = max_batch
         self.max_waiting = max_waiting
         self.wait = wait
@@ -109,52 +85,34 @@ class Batcher:
         self._predict = predict
         self._taken = taken
         self._queue: deque[_Request] = deque()
-        self._waiting = 0
-        self._computing = False
-        self._closed = False
+        self.waiting = 0  # images that were accepted and are in no pass yet
+        self.closed = False  # whether it takes nothing new
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="ttac-batcher", daemon=True)
         self._thread.start()
 
-    @property
-    def waiting(self) -> int:
-        """Number of images that were accepted and are in no pass yet."""
-        return self._waiting
-
-    @property
-    def busy(self) -> bool:
-        """Whether a pass is under way or images wait for one."""
-        return self._computing or self._waiting > 0
-
-    @property
-    def full(self) -> bool:
-        """Whether not a single image more would be accepted."""
-        return self._waiting >= self.max_waiting
-
-    @property
-    def closed(self) -> bool:
-        """Whether it takes nothing new."""
-        return self._closed
+    def check_room(self, count: int = 1) -> None:
+        """Refuse so many more images where there is no room for them."""
+        if self.waiting + count > self.max_waiting:
+            raise come_again(429, f"{self.waiting} images wait already, of at most {self.max_waiting}: come again")
 
     def submit(self, images: Tensor, version: int | None = None) -> asyncio.Future[Answer]:
         """Queue `images [n, C, H, W]` from within an event loop; cancel the future to take them back.
 
-        Where a `version` is given, only weights of it answer: others make an `OtherVersionError` of it.
+        What is not taken or not answered raises a `RequestError`; so do weights of another `version` than is given.
         """
         count = len(images)
         if count > self.max_batch:
-            raise TooManyImagesError(f"{count} images are more than the {self.max_batch} of one request: send fewer")
-        loop = asyncio.get_running_loop()
-        request = _Request(images, _Reply(loop, self._changed), loop, version)
+            raise RequestError(413, f"{count} images are more than the {self.max_batch} of one request: send fewer")
+        request = _Request(images, _Reply(asyncio.get_running_loop(), self._changed), version)
         with self._changed:
-            if self._closed:
-                raise ClosedError("the server is shutting down")
-            if self._waiting + count > self.max_waiting:
-                raise BusyError(f"{self._waiting} images wait already, of at most {self.max_waiting}: come again")
+            if self.closed:
+                raise come_again(503, "the server is shutting down")
+            self.check_room(count)
             self._queue.append(request)
-            self._waiting += count
+            self.waiting += count
             # Others in between change nothing for the thread, which sleeps until the first one's time is over.
-            if len(self._queue) == 1 or self._waiting >= self.max_batch:
+            if len(self._queue) == 1 or self.waiting >= self.max_batch:
                 self._changed.notify()
         request.future.add_done_callback(lambda future: self._withdraw(request) if future.cancelled() else None)
         return request.future
@@ -162,7 +120,7 @@ class Batcher:
     def close(self) -> None:
         """Answer what was accepted, refuse what comes, and wait for the thread to end."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             self._changed.notify()
         self._thread.join()
 
@@ -172,32 +130,30 @@ class Batcher:
                 self._queue.remove(request)
             except ValueError:  # its pass is under way
                 return
-            self._waiting -= len(request.images)
+            self.waiting -= len(request.images)
 
     def _run(self) -> None:
         with torch.inference_mode():
             while batch := self._next_batch():
-                outcomes = self._outcomes(batch)
-                self._computing = False
-                answered = self._decided(batch, outcomes)
-                _deliver(batch, outcomes)
-                if answered:
-                    self._hand_over(answered)
-
-    def _decided(self, batch: Sequence[_Request], outcomes: Sequence[Outcome]) -> list[Tensor]:
-        """Give the images that are answered; a request that was cancelled during its pass leaves no trace."""
-        answered = []
-        with self._changed:
-            for request, outcome in zip(batch, outcomes, strict=True):
-                if isinstance(outcome, Answer) and not request.future.cancelled():
-                    request.future.decided = True
-                    answered.append(request.images)
-        return answered
+                pairs = list(zip(batch, self._outcomes(batch), strict=True))
+                answered = []
+                with self._changed:
+                    for request, outcome in pairs:
+                        # One that was cancelled during its pass leaves no trace.
+                        if isinstance(outcome, Answer) and not request.future.cancelled():
+                            request.future.decided = True
+                            answered.append(request.images)
+                _deliver(pairs)
+                try:
+                    if answered:
+                        self._taken(answered[0] if len(answered) == 1 else torch.cat(answered))
+                except Exception:  # the answers stand, and so does the thread
+                    LOGGER.exception("answered images could not be handed on")
 
     def _next_batch(self) -> list[_Request]:
         """Wait for requests of at most `max_batch` images; none at all means that the batcher is closed and empty."""
         with self._changed:
-            while not self._closed and self._waiting < self.max_batch:
+            while not self.closed and self.waiting < self.max_batch:
                 if not self._queue:
                     self._changed.wait()
                 elif (left := self._queue[0].arrived + self.wait - time.monotonic()) > 0:
@@ -209,8 +165,7 @@ class Batcher:
             while self._queue and count + len(self._queue[0].images) <= self.max_batch:
                 batch.append(self._queue.popleft())
                 count += len(batch[-1].images)
-            self._waiting -= count
-            self._computing = bool(batch)
+            self.waiting -= count
             return batch
 
     def _outcomes(self, batch: Sequence[_Request]) -> list[Outcome]:
@@ -223,47 +178,36 @@ class Batcher:
             logits = answer.logits.detach().float().cpu()
             if len(logits) != count:
                 raise RuntimeError(f"the model gave {len(logits)} rows for {count} images")
-        except Exception as error:
-            logger.exception("a pass of %d images failed", count)
-            return [error] * len(batch)
+        except Exception:
+            LOGGER.exception("a pass of %d images failed", count)
+            return [RequestError(500, "the model failed on this batch; the log says why")] * len(batch)
         finite = bool(logits.isfinite().all())
         rows = logits.split([len(request.images) for request in batch])
         return [
             _answer(part, answer.version, finite, request.version) for request, part in zip(batch, rows, strict=True)
         ]
 
-    def _hand_over(self, answered: list[Tensor]) -> None:
-        try:
-            self._taken(answered[0] if len(answered) == 1 else torch.cat(answered))
-        except Exception:  # the answers stand, and so does the thread
-            logger.exception("answered images could not be handed on")
-
 
 def _answer(logits: Tensor, version: int, finite: bool, wanted: int | None) -> Outcome:
     if wanted not in (None, version):
-        return OtherVersionError(f"version {version} took the place of {wanted} meanwhile: ask again")
+        return RequestError(409, f"version {version} took the place of {wanted} meanwhile: ask again")
     if finite or bool(logits.isfinite().all()):
         return Answer(logits, version)
-    return NotFiniteError(f"weights of version {version} gave logits that are NaN or infinite")
+    return RequestError(500, f"weights of version {version} gave logits that are NaN or infinite")
 
 
-def _deliver(batch: Sequence[_Request], outcomes: Sequence[Outcome]) -> None:
+def _deliver(pairs: Sequence[tuple[_Request, Outcome]]) -> None:
     """Wake each event loop once."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Answer], Outcome]]] = {}
-    for request, outcome in zip(batch, outcomes, strict=True):
-        by_loop.setdefault(request.loop, []).append((request.future, outcome))
-    for loop, pairs in by_loop.items():
-        try:
-            loop.call_soon_threadsafe(_settle, pairs)
-        except RuntimeError:  # that loop is closed, and nobody waits any more
-            logger.warning("%d requests went away with their event loop", len(pairs))
+    for loop in {request.future.get_loop() for request, _ in pairs}:
+        with contextlib.suppress(RuntimeError):  # that loop is closed, and nobody waits any more
+            loop.call_soon_threadsafe(_settle, [pair for pair in pairs if pair[0].future.get_loop() is loop])
 
 
-def _settle(pairs: Sequence[tuple[asyncio.Future[Answer], Outcome]]) -> None:
-    for future, outcome in pairs:
-        if future.done():
+def _settle(pairs: Sequence[tuple[_Request, Outcome]]) -> None:
+    for request, outcome in pairs:
+        if request.future.done():
             continue
         if isinstance(outcome, Answer):
-            future.set_result(outcome)
+            request.future.set_result(outcome)
         else:
-            future.set_exception(outcome)
+            request.future.set_exception(outcome)

@@ -1,24 +1,32 @@
-"""A client of the Open Inference Protocol v2 that needs no more than the standard library and numpy."""
+"""A client of the Open Inference Protocol v2, which needs no torch."""
 
 from __future__ import annotations
 
 import json
-import select
+import ssl
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import httpx
+except ModuleNotFoundError as error:
+    raise ImportError(f"{error}: install what a client needs with pip install 'ttac[serve]'") from error
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 DATATYPES = {"UINT8": np.uint8, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32, "FP64": np.float64}
 LARGEST_ANSWER = 64 * 2**20  # bytes; whatever answers at an address need not be a server of models
 REFUSALS = (429, 503)  # of a server that is there, and busy or about to be ready
 PAUSES = (0.05, 2.0)  # seconds between two tries where nothing answers: at first, and at most
+# Seconds that a connection stays open unused: less than the five after which the server cuts it, as a request that is
+# sent in that moment is lost.
+IDLE = 3.0
 
 Result = TypeVar("Result")
 
@@ -39,7 +47,7 @@ class InferAnswer:
     outputs: dict[str, NDArray[Any]]
 
 
-class InferenceClient:
+class InferenceClient(AbstractContextManager["InferenceClient"]):
     """Asks one server over one connection, which is kept open; not for several threads.
 
     A request that is lost or refused (429, 503) is sent again for up to `patience` seconds, and counted; then, or at
@@ -61,21 +69,25 @@ class InferenceClient:
         patience: float = 0.0,
         note: Callable[[str], None] | None = None,
     ) -> None:
-        self.url, self.token, self.patience, self.note = url.rstrip("/"), token, patience, note
+        self.url, self.patience, self.note = url.rstrip("/"), patience, note
         self.resent = 0  # requests that were sent again as their answer was lost
         self.refused = 0  # answers 429 and 503
-        self.cut = 0  # connections that ended while they were idle
-        self._prefix, self._connection = _connection(self.url, timeout)
-
-    def __enter__(self) -> InferenceClient:
-        return self
+        self._token, self._timeout = token, timeout
+        self._http = httpx.Client(
+            base_url=_checked(self.url),
+            headers={"Accept-Encoding": "identity", **({"Authorization": f"Bearer {token}"} if token else {})},
+            timeout=timeout,
+            limits=httpx.Limits(keepalive_expiry=IDLE),
+            trust_env=False,  # what is asked is near, and not behind the proxy that the environment may name
+            verify=ssl.create_default_context(),
+        )
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """End the connection; the next request opens another one."""
-        self._connection.close()
+        """End the connection for good."""
+        self._http.close()
 
     def ready(self) -> bool:
         """Tell, without patience, whether the server would answer."""
@@ -91,22 +103,17 @@ class InferenceClient:
 
     def post(self, path: str, content: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a JSON object, and give the one that comes back."""
-        body = json.dumps(content or {}).encode()
-        return self._patiently(lambda: _object(self._ask("POST", path, body, {"Content-Type": "application/json"})[1]))
-
-    def describe(self, model: str) -> dict[str, Any]:
-        """Ask for the inputs and outputs of a model."""
-        return self.get(_path_of(model))
+        return self._patiently(lambda: _object(self._ask("POST", path, json=content or {})[1]))
 
     def infer(self, model: str, images: NDArray[Any], outputs: Sequence[str] = ("labels",)) -> InferAnswer:
         """Ask for outputs of images `[n, C, H, W]`: levels (uint8), or pixels in [0, 1] of floating point."""
         body, header_length = _infer_request(images, outputs)
         headers = {"Content-Type": "application/octet-stream", HEADER_LENGTH: str(header_length)}
-        path = f"{_path_of(model)}/infer"
+        path = f"{path_of(model)}/infer"
 
         def attempt() -> InferAnswer:
-            response, content = self._ask("POST", path, body, headers)
-            return _infer_answer(content, response.getheader(HEADER_LENGTH), outputs, len(images))
+            found, content = self._ask("POST", path, content=body, headers=headers)
+            return _infer_answer(content, found.get(HEADER_LENGTH), outputs, len(images))
 
         return self._patiently(attempt)
 
@@ -130,84 +137,52 @@ class InferenceClient:
                 time.sleep(wait)
                 pause = min(2 * pause, PAUSES[1])
 
-    def _ask(
-        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
-    ) -> tuple[HTTPResponse, bytes]:
-        """Send one request and read its answer."""
-        given = {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
+    def _ask(self, method: str, path: str, **request: Any) -> tuple[httpx.Headers, bytes]:
+        """Send one request, and give the headers and the content of its answer."""
+        content = bytearray()
         try:
-            self._send(method, self._prefix + path, body, {**given, **(headers or {})})
-            response = self._connection.getresponse()
-            content = response.read(LARGEST_ANSWER + 1)
-        except TimeoutError as error:
-            self._connection.close()
-            raise ConnectionError(
-                f"{self.url} did not answer within {self._connection.timeout:g} s: is it overloaded?"
-            ) from error
-        except (OSError, HTTPException) as error:
-            self._connection.close()
-            raise ConnectionError(f"{self.url} does not answer ({_reason(error)}): is the server running?") from error
-        if len(content) > LARGEST_ANSWER:
-            self._connection.close()
-            raise ValueError(f"{self.url}{path} answers with more than {LARGEST_ANSWER} bytes: is it a model server?")
-        if response.length:  # what a reader of some bytes is not told
-            self._connection.close()
-            raise ConnectionError(f"{self.url} broke off in the middle of an answer: is the server running?")
-        if not 200 <= response.status < 300:
-            raise self._refusal(path, response, content)
-        return response, content
+            with self._http.stream(method, path, **request) as response:
+                for part in response.iter_bytes():
+                    content += part
+                    if len(content) > LARGEST_ANSWER:
+                        raise ValueError(
+                            f"{self.url}{path} answers with more than {LARGEST_ANSWER} bytes: is it a model server?"
+                        )
+        except httpx.TimeoutException as error:
+            raise ConnectionError(f"{self.url} did not answer within {self._timeout:g} s: is it overloaded?") from error
+        except httpx.HTTPError as error:
+            raise ConnectionError(f"{self.url} does not answer ({error}): is the server running?") from error
+        if not response.is_success:
+            raise self._refusal(path, response, bytes(content))
+        return response.headers, bytes(content)
 
-    def _send(self, method: str, target: str, body: bytes | None, headers: dict[str, str]) -> None:
-        """Send a request over the connection, or over a new one where that was cut while it was idle."""
-        if _ended(self._connection):
-            self._connection.close()
-            self.cut += 1
-        was_idle = self._connection.sock is not None
-        try:
-            self._connection.request(method, target, body, headers)
-        except ConnectionError:
-            if not was_idle:
-                raise
-            # It broke before all of the request was out, so nobody has it.
-            self._connection.close()
-            self.cut += 1
-            self._connection.request(method, target, body, headers)
-
-    def _refusal(self, path: str, response: HTTPResponse, content: bytes) -> Exception:
-        status, said = response.status, _said(content)
+    def _refusal(self, path: str, response: httpx.Response, content: bytes) -> Exception:
+        status, said = response.status_code, _said(content)
         if status in REFUSALS:
-            return RefusedError(f"{self.url} refuses requests ({status}{said})", status, _seconds(response))
+            after = response.headers.get("Retry-After", "")
+            seconds = float(after) if after.isdecimal() else 1.0  # it may be missing, or a date
+            return RefusedError(f"{self.url} refuses requests ({status}{said})", status, seconds)
         if status in (401, 403):
-            hint = "it wants another token" if self.token else "name the file of its token with --token-file"
+            hint = "it wants another token" if self._token else "name the file of its token with --token-file"
             return ValueError(f"{self.url} does not let us in ({status}{said}): {hint}")
         hint = ": is this the address of ttac serve?" if status == 404 or 300 <= status < 400 else ""
         return ValueError(f"{self.url}{path} answers {status}{said}{hint}")
 
 
-def _connection(url: str, timeout: float) -> tuple[str, HTTPConnection]:
-    """Give the path that all requests begin with, and a connection that is not opened yet."""
+def _checked(url: str) -> httpx.URL:
     try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-        parts = urlsplit("")
-    if parts.scheme not in ("http", "https") or not host or parts.username or parts.query or parts.fragment:
+        found = httpx.URL(url)
+    except httpx.InvalidURL:
+        found = httpx.URL()
+    if found.scheme not in ("http", "https") or not found.host or found.userinfo or found.query or found.fragment:
         example = url if "://" not in url and url.count(":") < 2 and url else "127.0.0.1:8000"
         raise ValueError(f"{url!r} is no address of a server: write it as http://{example}")
-    kind = HTTPSConnection if parts.scheme == "https" else HTTPConnection
-    return parts.path, kind(host, port, timeout=timeout)
+    return found
 
 
-def _path_of(model: str) -> str:
+def path_of(model: str) -> str:
+    """Give the path that a model is described at."""
     return f"/v2/models/{quote(model, safe='')}"
-
-
-def _ended(connection: HTTPConnection) -> bool:
-    """Tell whether the other side has closed an idle connection, which it may: then nothing is lost by a new one."""
-    if connection.sock is None or isinstance(connection, HTTPSConnection):  # where more than an end can be read
-        return False
-    return bool(select.select([connection.sock], [], [], 0)[0])
 
 
 def _infer_request(images: NDArray[Any], outputs: Sequence[str]) -> tuple[bytes, int]:
@@ -216,18 +191,10 @@ def _infer_request(images: NDArray[Any], outputs: Sequence[str]) -> tuple[bytes,
     if datatype is None or images.ndim != 4:
         raise ValueError(f"images are {images.dtype} of shape {images.shape}; expected uint8 or floats [N, C, H, W]")
     pixels = np.ascontiguousarray(images).astype(images.dtype.newbyteorder("<"), copy=False).tobytes()
-    header = {
-        "inputs": [
-            {
-                "name": "images",
-                "shape": list(images.shape),
-                "datatype": datatype,
-                "parameters": {"binary_data_size": len(pixels)},
-            }
-        ],
-        "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in outputs],
-    }
-    text = json.dumps(header).encode()
+    size = {"binary_data_size": len(pixels)}
+    tensor = {"name": "images", "shape": list(images.shape), "datatype": datatype, "parameters": size}
+    wanted = [{"name": name, "parameters": {"binary_data": True}} for name in outputs]
+    text = json.dumps({"inputs": [tensor], "outputs": wanted}).encode()
     return text + pixels, len(text)
 
 
@@ -270,13 +237,3 @@ def _said(content: bytes) -> str:
     except (ValueError, KeyError, TypeError):
         return ""
     return f", {str(said)[:500]}"
-
-
-def _seconds(response: HTTPResponse) -> float:
-    """Read Retry-After; a second where it is missing or, as it may be, a date."""
-    said = response.getheader("Retry-After", "")
-    return float(said) if said.isdecimal() else 1.0
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error) or type(error).__name__

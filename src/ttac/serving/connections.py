@@ -11,9 +11,10 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ttac.serving.errors import come_again
 from ttac.serving.limits import CLOSE, DISCARD_SECONDS
-from ttac.serving.middleware import error_response
+from ttac.serving.middleware import refusal
 
 MOST_HEADER = 2**16  # bytes
+TOO_LARGE = (431, f"the header is larger than {MOST_HEADER} bytes")
 MOST_CONNECTIONS = 1024
 OTHER_FILES = 100  # that the process has open, or may have
 # So many over the limit are told to come again; the rest are closed without a word, as a silent one is told nothing.
@@ -49,8 +50,7 @@ class Connection(HttpToolsProtocol):
         self._stalled: asyncio.TimerHandle | None = None
         self._moved = False  # whether what came last brought the parser to a body or to the end of a header
         self._unparsed = 0  # bytes since then
-        self._refusal = 400
-        self._message = ""  # in place of the parser's own
+        self._refusal: tuple[int, str] | None = None  # in place of the parser's own
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a header."""
@@ -75,7 +75,8 @@ class Connection(HttpToolsProtocol):
             return
         self._unparsed = 0 if self._moved else self._unparsed + len(data)
         if self._unparsed > MOST_HEADER:
-            self._refuse_header()
+            self._refusal = TOO_LARGE
+            self.send_400_response("")
         elif self._closing is None and (self.cycle is None or self.cycle.response_complete):
             self._close_in(self.header_seconds)  # a header has begun to come, and uvicorn's own timer has ended
 
@@ -84,11 +85,11 @@ class Connection(HttpToolsProtocol):
         self._moved = True
         self._stop_closing()
         if len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > MOST_HEADER:
-            self._refusal = 431
-            raise ValueError("the header is too large")  # ends the parser, which ends in send_400_response
+            self._refusal = TOO_LARGE
+            raise ValueError  # ends the parser, which ends in send_400_response
         if self.parser.should_upgrade() and any(name in BODY_HEADERS for name, _ in self.headers):
-            self._message = "upgrades to other protocols are not offered: send it as plain HTTP/1.1"
-            raise ValueError(self._message)  # the parser would take the body for the other protocol, and lose it
+            self._refusal = (400, "upgrades to other protocols are not offered: send it as plain HTTP/1.1")
+            raise ValueError  # the parser would take the body for the other protocol, and lose it
         full = max(len(self.connections), len(self.tasks)) > self.most_connections
         self.app = _come_again if full else self._served
         super().on_headers_complete()
@@ -124,16 +125,11 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no request, in the form of all errors."""
-        if self._refusal == 431:
-            msg = f"the header is larger than {MOST_HEADER} bytes"
-        content = json.dumps({"error": self._message or msg}).encode()
+        status, message = self._refusal or (400, msg)
+        content = json.dumps({"error": message}).encode()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(content)
-        self.transport.write(STATUS_LINE[self._refusal] + head + content)
+        self.transport.write(STATUS_LINE[status] + head + content)
         self.transport.close()
-
-    def _refuse_header(self) -> None:
-        self._refusal = 431
-        self.send_400_response("")
 
     def _close_in(self, seconds: float) -> None:
         self._stop_closing()
@@ -156,5 +152,4 @@ def bounded(seconds: float, connections: int) -> type[Connection]:
 
 
 async def _come_again(scope: Any, receive: Any, send: Any) -> None:
-    error = come_again(503, "too many connections: come again")
-    await error_response(error.status, error.message, {**error.headers, **CLOSE})(scope, receive, send)
+    await refusal(come_again(503, "too many connections: come again", CLOSE))(scope, receive, send)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import logging
 from io import BytesIO
-from typing import TYPE_CHECKING
 
-from python_multipart import MultipartParser
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import parse_options_header
+from python_multipart.multipart import File, FormParser, parse_options_header
 from torch import Tensor
 
 from ttac.data.folder import UnreadableImageError, image_pixels, opened_image
 from ttac.serving import jpeg
 from ttac.serving.errors import RequestError
 from ttac.serving.protocol import ServedModel
-
-if TYPE_CHECKING:
-    from python_multipart.multipart import MultipartCallbacks
 
 # Whatever a form holds is the client's affair, who is told.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -82,58 +77,32 @@ def uploaded_file(body: bytes, content_type: bytes) -> bytes:
     boundary = options.get(b"boundary", b"")
     if not boundary:
         raise RequestError(400, "the form has no boundary")
-    form = _Form()
+    files: list[bytes] = []
+    ended: list[bool] = []
+
+    def take(name: bytes | None, content: bytes | None) -> None:
+        if name != FIELD or files:
+            raise ValueError("it must have one field, named 'file'")
+        files.append(content or b"")
+
     try:
-        parser = MultipartParser(boundary, form.callbacks())
+        parser = FormParser(
+            "multipart/form-data",
+            on_field=lambda field: take(field.field_name, field.value),
+            on_file=lambda file: take(file.field_name, _content(file)),
+            on_end=lambda: ended.append(True),
+            boundary=boundary,
+            config={"MAX_MEMORY_FILE_SIZE": len(body)},  # larger ones would go to disk
+        )
         parser.write(body)
         parser.finalize()
     except (FormParserError, ValueError) as error:
         raise RequestError(400, f"the form cannot be read: {error}") from error
-    if form.file is None or not form.ended:
+    if not (files and ended):
         raise RequestError(400, "the form has no whole field 'file'")
-    return bytes(form.file)
+    return files[0]
 
 
-class _Form:
-    """Takes the one field of a form while it is parsed."""
-
-    def __init__(self) -> None:
-        self.file: bytearray | None = None
-        self.ended = False
-        self._name = bytearray()
-        self._value = bytearray()
-        self._disposition = b""
-
-    def callbacks(self) -> MultipartCallbacks:
-        return {
-            "on_part_begin": self._begin,
-            "on_header_field": lambda data, start, end: self._name.extend(data[start:end]),
-            "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-            "on_header_end": self._header,
-            "on_headers_finished": self._check,
-            "on_part_data": self._data,
-            "on_end": self._end,
-        }
-
-    def _begin(self) -> None:
-        if self.file is not None:
-            raise ValueError("it has several fields")
-        self.file = bytearray()
-
-    def _header(self) -> None:
-        if bytes(self._name).lower() == b"content-disposition":
-            self._disposition = bytes(self._value)
-        self._name.clear()
-        self._value.clear()
-
-    def _check(self) -> None:
-        _, options = parse_options_header(self._disposition)
-        if options.get(b"name") != FIELD:
-            raise ValueError("its field is not named 'file'")
-
-    def _data(self, data: bytes, start: int, end: int) -> None:
-        assert self.file is not None
-        self.file += data[start:end]
-
-    def _end(self) -> None:
-        self.ended = True
+def _content(file: File) -> bytes:
+    file.file_object.seek(0)
+    return file.file_object.read()

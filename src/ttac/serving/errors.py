@@ -4,34 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from starlette.exceptions import HTTPException
 
-class RequestError(Exception):
+
+class RequestError(HTTPException):
     """A request is refused; nothing was changed.
 
-    >>> RequestError(413, "the body is too large").status
+    >>> RequestError(413, "the body is too large").status_code
     413
     """
 
-    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = dict(headers or {})
 
-
-def come_again(status: int, message: str, seconds: int = 1) -> RequestError:
-    """Refuse for now: the same request may be accepted after `seconds`.
+def come_again(status: int, message: str, headers: Mapping[str, str] | None = None) -> RequestError:
+    """Refuse for now: the same request may be accepted after a second.
 
     >>> come_again(429, "too many images wait").headers
     {'Retry-After': '1'}
     """
-    return RequestError(status, message, {"Retry-After": str(seconds)})
+    return RequestError(status, message, {"Retry-After": "1", **(headers or {})})
 
 
 def client_gone() -> RequestError:
     """Give a request up whose client went away; nobody reads the answer, but the metrics count it.
 
-    >>> client_gone().status
+    >>> client_gone().status_code
     499
     """
     return RequestError(499, "the client went away")

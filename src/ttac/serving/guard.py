@@ -11,18 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ttac.methods.base import require
+from ttac.common.options import Checked, setting
+from ttac.common.state import Stateful
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
-from ttac.serving.measures import (
-    AnchorDistance,
-    Outputs,
-    balance,
-    expected_label_entropy,
-    information,
-    label_entropy,
-    mean_entropy,
-)
+from ttac.serving import measures as measuring
+from ttac.serving.measures import AnchorDistance, Outputs
 from ttac.source.statistics import SourceStatistics
 
 Action = Literal["publish", "wait", "rollback", "reset"]
@@ -40,7 +34,7 @@ RULES: dict[str, tuple[bool, str]] = {  # whether the limit is the most that may
 
 
 @dataclass(frozen=True)
-class GuardOptions:
+class GuardOptions(Checked):
     """When the guard steps in.
 
     The limits lie between what was measured of a ResNet-20 on CIFAR-10. Of 128 samples it sees 4.6 to 10 of 10 classes
@@ -49,24 +43,14 @@ class GuardOptions:
     source model and tells at least 0.93 times as much; on clean images after noise it is 1.7 times as far.
     """
 
-    probes: int = 256  # newest samples that both models are compared on
-    recent: int = 128  # newest samples whose predicted classes are counted
-    narrow: float = 0.6  # least entropy of those, as a share of what as many samples of the source have
-    information: float = 0.8  # least information of the adapted model's predictions, as a share of the source model's
-    distance: float = 1.3  # most distance from the anchors, as a multiple of the source model's
-    agreement: float = 0.5  # least share of equal predictions, where the source model is sure and various
-    norm: float = 4.0  # most length of the features, as a multiple of the source model's
-    rollbacks: int = 3  # in a row, after which a refusal is a reset
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        for name in ("probes", "recent"):
-            require(getattr(self, name) >= LEAST, f"{name} must be at least {LEAST}", getattr(self, name))
-        for name in ("narrow", "information", "agreement"):
-            require(0 <= getattr(self, name) <= 0.9, f"{name} must be in [0, 0.9]", getattr(self, name))
-        for name in ("distance", "norm"):
-            require(getattr(self, name) > 1, f"{name} must be more than 1", getattr(self, name))
-        require(self.rollbacks >= 0, "rollbacks must not be negative", self.rollbacks)
+    probes: int = setting(256, "newest samples that both models are compared on", least=LEAST)
+    recent: int = setting(128, "newest samples whose predicted classes are counted", least=LEAST)
+    narrow: float = setting(0.6, "least entropy of those, as a share of the source's own", least=0, most=0.9)
+    information: float = setting(0.8, "least that predictions tell, as a share of the source's", least=0, most=0.9)
+    distance: float = setting(1.3, "most distance from the anchors, as a multiple of the source model's", above=1)
+    agreement: float = setting(0.5, "least share of equal predictions with a sure source model", least=0, most=0.9)
+    norm: float = setting(4.0, "most length of the features, as a multiple of the source model's", above=1)
+    rollbacks: int = setting(3, "in a row, after which a refusal is a reset", least=0)
 
 
 @dataclass(frozen=True)
@@ -79,7 +63,7 @@ class GuardReport:
     distances: Distances  # adapted, source: [K] from the anchors; empty without statistics
 
 
-class Guard:
+class Guard(Stateful):
     """Says which samples an adapter may learn from, and whether what it has learned may be published.
 
     A stream is not learned from while the source model sees hardly more than one class in it: noise, one object in
@@ -90,19 +74,33 @@ class Guard:
     in a row. It has to be told what was `published`, as not all that it lets pass can be. `state` is for restarts.
     """
 
+    refused: str | None
+    refusals: int
+    _blank: int
+    _narrow: bool
+    _labels: Tensor
+    _probes: dict[str, Tensor]
+    _published: dict[str, Tensor] | None
+
+    growing = ("_labels",)
+
     def __init__(self, source: Classifier, stats: SourceStatistics | None, options: GuardOptions | None = None) -> None:
         self.options = options or GuardOptions()
         self.source = source.copy().eval().requires_grad_(False)
-        self.refused: str | None = None  # why the stream is not learned from; not said of single images
-        self.refusals = 0  # of candidates, in a row
-        self._distance = None if stats is None else AnchorDistance(stats.to(source.mean.device))
-        self._expected = _expected_entropies(stats, source.num_classes)
-        self._blank = 0  # images of one colour in a row
-        self._narrow = False
-        self._labels = torch.empty(0, dtype=torch.int64)  # [<= recent] that the source model predicted
-        self._images: Tensor | None = None  # [<= probes, C, H, W] uint8, admitted ones
-        self._outputs: Outputs | None = None  # of the source model for them
-        self._published: dict[str, Tensor] | None = None  # weights; None: those of the source model
+        self._distance = None if stats is None else AnchorDistance(stats.to(source.device))
+        # Entropies to expect of so many labels of the source: balanced ones, where nothing is known of it.
+        known = stats.origin.counts if stats is not None and stats.origin.samples else (1,) * source.num_classes
+        prior = torch.tensor(known) / sum(known)
+        self._expected = cache(lambda count: measuring.expected_label_entropy(prior, count))
+        self.declare(
+            refused=lambda: None,  # why the stream is not learned from; not said of single images
+            refusals=lambda: 0,  # of candidates, in a row
+            _blank=lambda: 0,  # images of one colour in a row
+            _narrow=lambda: False,
+            _labels=lambda: torch.empty(0, dtype=torch.int64),  # [<= recent] that the source model predicted
+            _probes=dict,  # [<= probes, ...] images (uint8), and features and logits of the source model; or nothing
+            _published=lambda: None,  # weights; None: those of the source model
+        )
 
     @torch.no_grad()
     def admit(self, images: Tensor) -> Tensor:
@@ -125,7 +123,7 @@ class Guard:
         count = len(self._labels)
         if count < LEAST:
             return
-        found, usual = label_entropy(self._labels), self._expected(count)
+        found, usual = measuring.label_entropy(self._labels), self._expected(count)
         limit = self.options.narrow * usual * (RELEASE if self._narrow else 1)
         self._narrow = found < limit
         if self._narrow:
@@ -135,25 +133,33 @@ class Guard:
             )
 
     def _note_probes(self, levels: Tensor, outputs: Outputs) -> None:
-        if self._images is not None and self._outputs is not None:
-            levels, outputs = torch.cat([self._images, levels]), self._outputs.followed_by(outputs)
-        most = self.options.probes
-        self._images, self._outputs = levels[-most:], outputs.newest(most)
+        newest = {"images": levels, **vars(outputs)}
+        known = self._probes or {name: tensor[:0] for name, tensor in newest.items()}
+        self._probes = {name: torch.cat([known[name], newest[name]])[-self.options.probes :] for name in newest}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave, which may have been on another device."""
+        self.reset_state()
+        super().load_state(state)
+        self._probes = {name: tensor.to(self.source.device) for name, tensor in self._probes.items()}
+        if self._probes:
+            images, features, logits = (self._probes[name] for name in ("images", "features", "logits"))
+            if logits.shape[1:] != (self.source.num_classes,) or not len(images) == len(features) == len(logits):
+                raise ValueError("the guard's state is of another model, or damaged")
 
     @torch.no_grad()
     def check(self, candidate: Classifier) -> GuardReport:
         """Compare a candidate with the source model on the newest samples that were admitted."""
         reasons, measures, distances = self._judge(candidate)
-        if not reasons:
-            if self._outputs is None or len(self._outputs) < LEAST:
-                return GuardReport("wait", (), measures, distances)
+        action: Action = "publish"
+        if reasons:
+            self.refusals += 1
+            action = "rollback" if self.refusals <= self.options.rollbacks and self._published_is_sound() else "reset"
+        elif len(self._probes.get("images", ())) < LEAST:
+            action = "wait"
+        if action in ("publish", "reset"):
             self.refusals = 0
-            return GuardReport("publish", (), measures, distances)
-        self.refusals += 1
-        if self.refusals <= self.options.rollbacks and self._published_is_sound():
-            return GuardReport("rollback", reasons, measures, distances)
-        self.refusals = 0
-        return GuardReport("reset", reasons, measures, distances)
+        return GuardReport(action, reasons, measures, distances)
 
     def published(self, weights: Mapping[str, Tensor] | None) -> None:
         """Note the weights that are served from now on, which a rollback goes to; None: those of the source model."""
@@ -170,37 +176,41 @@ class Guard:
     def _judge(self, model: Classifier) -> tuple[tuple[str, ...], Measures, Distances]:
         if not all(bool(tensor.isfinite().all()) for tensor in model.model.state_dict().values()):
             return ("its weights are not finite",), {}, {}
-        if self._images is None or self._outputs is None:
+        if not self._probes:
             return (), {}, {}
-        adapted, source = _run(model, self._images), self._outputs
-        if not adapted.finite:
+        adapted, source = _run(model, self._probes["images"]), Outputs(self._probes["features"], self._probes["logits"])
+        if not bool(adapted.features.isfinite().all() and adapted.logits.isfinite().all()):
             return ("its outputs are not finite",), {}, {}
-        measures = _compare(adapted, source, self._distance, self._expected(len(source)), self.options)
+        measures = self._compare(adapted, source)
         distances: Distances = {}
         if self._distance is not None:
             distances = {"adapted": self._distance.by_class(adapted), "source": self._distance.by_class(source)}
         return _reasons(measures) if len(source) >= LEAST else (), measures, distances
 
-    def state(self) -> dict[str, Any]:
-        """Give all that the stream has made: plain tensors, numbers and text."""
-        probes = None
-        if self._images is not None and self._outputs is not None:
-            probes = {"images": self._images, **vars(self._outputs)}
-        stream = {"refused": self.refused, "blank": self._blank, "narrow": self._narrow, "labels": self._labels}
-        return {**stream, "refusals": self.refusals, "probes": probes, "published": self._published}
+    def _compare(self, adapted: Outputs, source: Outputs) -> Measures:
+        """Measure two models on the same samples, with the limits that the adapted one has to keep."""
 
-    def load(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
-        device, probes = self.source.mean.device, state["probes"]
-        images = outputs = None
-        if probes is not None:
-            images, features, logits = (probes[name].to(device) for name in ("images", "features", "logits"))
-            outputs = Outputs(features, logits)
-            if logits.shape[1:] != (self.source.num_classes,) or not len(images) == len(features) == len(logits):
-                raise ValueError("the guard's state is of another model, or damaged")
-        self._images, self._outputs, self._labels = images, outputs, state["labels"]
-        self.refused, self._blank, self._narrow = state["refused"], state["blank"], state["narrow"]
-        self.refusals, self._published = state["refusals"], state["published"]
+        options, distance = self.options, self._distance
+
+        def pair(measure: Callable[[Outputs], float], share: float | None = None) -> dict[str, float | None]:
+            mine, its = measure(adapted), measure(source)
+            return {"adapted": mine, "source": its, "limit": None if share is None else share * its}
+
+        told = pair(lambda outputs: measuring.information(outputs.posteriors), options.information)
+        # A source model that is sure and sees all classes is at home and mostly right: who differs much is wrong.
+        # Where it is lost, a good model has to differ from it.
+        at_home = told["source"] is not None and told["source"] >= options.information * self._expected(len(source))
+        same = float((adapted.labels == source.labels).float().mean())
+        return {
+            "entropy": pair(lambda outputs: measuring.mean_entropy(outputs.posteriors)),
+            "balance": pair(lambda outputs: measuring.balance(outputs.posteriors)),
+            "information": told,
+            "agreement": {"adapted": same, "source": None, "limit": options.agreement if at_home else None},
+            "norm": pair(lambda outputs: float(outputs.features.float().norm(dim=1).mean()), options.norm),
+            "distance": dict.fromkeys(("adapted", "source", "limit"))
+            if distance is None
+            else pair(lambda outputs: float(distance.of(outputs).mean()), options.distance),
+        }
 
 
 def _run(model: Classifier, levels: Tensor) -> Outputs:
@@ -208,39 +218,6 @@ def _run(model: Classifier, levels: Tensor) -> Outputs:
         passes = [model.features_and_logits(part.float() / 255) for part in levels.split(PASS)]
     features, logits = zip(*passes, strict=True)
     return Outputs(torch.cat(features), torch.cat(logits))
-
-
-def _expected_entropies(stats: SourceStatistics | None, num_classes: int) -> Callable[[int], float]:
-    """Give the entropy to expect of so many labels of the source: balanced ones, where nothing is known of it."""
-    known = stats.origin.counts if stats is not None and stats.origin.samples else (1,) * num_classes
-    prior = torch.tensor(known) / sum(known)
-    return cache(lambda count: expected_label_entropy(prior, count))
-
-
-def _compare(
-    adapted: Outputs, source: Outputs, distance: AnchorDistance | None, usual_entropy: float, options: GuardOptions
-) -> Measures:
-    """Measure two models on the same samples, with the limits that the adapted one has to keep."""
-
-    def pair(measure: Callable[[Outputs], float], share: float | None = None) -> dict[str, float | None]:
-        mine, its = measure(adapted), measure(source)
-        return {"adapted": mine, "source": its, "limit": None if share is None else share * its}
-
-    told = pair(lambda outputs: information(outputs.posteriors), options.information)
-    # A source model that is sure and sees all classes is at home and mostly right: who differs much is wrong. Where it
-    # is lost, a good model has to differ from it.
-    at_home = told["source"] is not None and told["source"] >= options.information * usual_entropy
-    same = float((adapted.labels == source.labels).float().mean())
-    return {
-        "entropy": pair(lambda outputs: mean_entropy(outputs.posteriors)),
-        "balance": pair(lambda outputs: balance(outputs.posteriors)),
-        "information": told,
-        "agreement": {"adapted": same, "source": None, "limit": options.agreement if at_home else None},
-        "norm": pair(lambda outputs: outputs.norm, options.norm),
-        "distance": dict.fromkeys(("adapted", "source", "limit"))
-        if distance is None
-        else pair(lambda outputs: float(distance.of(outputs).mean()), options.distance),
-    }
 
 
 def _reasons(measures: Measures) -> tuple[str, ...]:

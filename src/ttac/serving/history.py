@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,18 +17,22 @@ SHOWN_CLASSES = 12
 LATENCIES = 4096
 RECENT_SECONDS = 10
 
-_ROW = np.dtype(
-    [
-        ("requests", "i8"),
-        ("images", "i8"),
-        ("refused", "i8"),
-        ("confidence", "f8"),
-        ("version", "i8"),
-        ("distance", "f8"),
-        ("p50_ms", "f8"),
-        ("p99_ms", "f8"),
-    ]
-)
+
+@dataclass
+class _Second:
+    """What happened in one second."""
+
+    start: int
+    version: int
+    distance: float | None
+    by_class: NDArray[np.uint32]  # [K]
+    requests: int = 0
+    images: int = 0
+    refused: int = 0
+    confidence: float = 0.0  # sum over images
+    latencies: list[float] = field(default_factory=list)
+    p50_ms: float | None = None  # known when it is over
+    p99_ms: float | None = None
 
 
 class History:
@@ -46,45 +51,38 @@ class History:
     ) -> None:
         self._names = tuple(classes)
         self._clock = clock
-        self._points = points
-        self._first = self._second = int(clock())
-        self._rows = np.zeros(points + 1, _ROW)  # one more: the second that is being filled
-        self._by_class = np.zeros((points + 1, len(self._names)), np.uint32)
-        self._latencies: list[float] = []
         self._recent: deque[tuple[float, float]] = deque(maxlen=LATENCIES)
-        self._requests = self._images = self._refused = 0
-        self._version = 0
-        self._distance = float("nan")
+        self._totals = {"requests": 0, "images": 0, "refused": 0}
         self._lock = threading.Lock()
-        self._begin()
+        self._seconds: deque[_Second] = deque(maxlen=points + 1)  # the last one is being filled
+        self._begin(int(clock()), 0, None)
 
     def record(self, seconds: float, labels: NDArray[np.int64], confidence: float, version: int) -> None:
         """Note an answer: its latency, the predicted classes `[n]`, and the sum of their probabilities."""
         with self._lock:
-            row = self._advance()
-            row["requests"] += 1
-            row["images"] += len(labels)
-            row["confidence"] += confidence
-            row["version"] = self._version = version
-            np.add.at(self._by_class[self._place(self._second)], labels, 1)
-            self._requests += 1
-            self._images += len(labels)
+            now = self._advance()
+            now.requests += 1
+            now.images += len(labels)
+            now.confidence += confidence
+            now.version = version
+            np.add.at(now.by_class, labels, 1)
+            self._totals["requests"] += 1
+            self._totals["images"] += len(labels)
             self._recent.append((self._clock(), seconds))
-            if len(self._latencies) < LATENCIES:
-                self._latencies.append(seconds)
+            if len(now.latencies) < LATENCIES:
+                now.latencies.append(seconds)
 
     def refuse(self) -> None:
         """Note a request that got no prediction."""
         with self._lock:
-            self._advance()["refused"] += 1
-            self._refused += 1
+            self._advance().refused += 1
+            self._totals["refused"] += 1
 
     def note(self, version: int, distance: float | None) -> None:
         """Note the version that is served and the distance of the target from the source, from now on."""
         with self._lock:
-            row = self._advance()
-            row["version"] = self._version = version
-            row["distance"] = self._distance = float("nan") if distance is None else distance
+            now = self._advance()
+            now.version, now.distance = version, None if distance is None else round(distance, 4)
 
     def summary(self) -> dict[str, Any]:
         """Give counts since the start, and images a second and latency of the last seconds."""
@@ -92,77 +90,58 @@ class History:
             self._advance()
             now = self._clock()
             latencies = [seconds for at, seconds in self._recent if now - at <= RECENT_SECONDS]
-            seconds = min(RECENT_SECONDS, self._second - self._first)
-            rows = self._rows[[self._place(self._second - back) for back in range(1, seconds + 1)]]
-            totals = {"requests": self._requests, "images": self._images, "refused": self._refused}
+            images = [second.images for second in list(self._seconds)[-RECENT_SECONDS - 1 : -1]]
+            totals = dict(self._totals)
         p50, p99 = _percentiles(latencies)
-        per_second = float(rows["images"].mean()) if seconds else 0.0
-        return {**totals, "per_second": per_second, "p50_ms": _or_none(p50), "p99_ms": _or_none(p99)}
+        return {**totals, "per_second": float(np.mean(images or [0])), "p50_ms": p50, "p99_ms": p99}
 
     def json(self) -> dict[str, Any]:
         """Give all whole seconds, the classes folded to the most frequent ones and the others together."""
         with self._lock:
             self._advance()
-            seconds = np.arange(max(self._first, self._second - self._points), self._second)
-            rows = self._rows[seconds % len(self._rows)]
-            by_class = self._by_class[seconds % len(self._rows)]
-        with np.errstate(invalid="ignore"):
-            confidence = rows["confidence"] / rows["images"]
+            seconds = list(self._seconds)[:-1]  # which do not change any more
+        past = round(time.time() - self._clock(), 3)
+        names = ("requests", "images", "refused", "version", "p50_ms", "p99_ms", "distance")
+        means = [round(second.confidence / second.images, 4) if second.images else None for second in seconds]
         return {
             "interval": 1.0,
-            "times": (seconds + round(time.time() - self._clock(), 3)).tolist(),
-            **{name: rows[name].tolist() for name in ("requests", "images", "refused", "version")},
-            **{name: [_or_none(value) for value in rows[name].tolist()] for name in ("p50_ms", "p99_ms", "distance")},
-            "confidence": [_or_none(value) for value in confidence.tolist()],
-            "classes": self._folded(by_class),
+            "times": [second.start + past for second in seconds],
+            **{name: [getattr(second, name) for second in seconds] for name in names},
+            "confidence": means,
+            "classes": self._folded(np.array([second.by_class for second in seconds], np.int64)),
         }
 
-    def _folded(self, by_class: NDArray[np.uint32]) -> dict[str, Any]:
-        if len(self._names) <= SHOWN_CLASSES:
+    def _folded(self, by_class: NDArray[np.int64]) -> dict[str, Any]:
+        if len(self._names) <= SHOWN_CLASSES or not len(by_class):
             return {"names": list(self._names), "counts": by_class.tolist()}
         # Among equals the first classes; in the order of the classes, so that a class keeps its place.
-        shown = np.sort(np.argsort(-by_class.sum(0, dtype=np.int64), kind="stable")[:SHOWN_CLASSES])
-        counts = by_class[:, shown].astype(np.int64)
-        others = by_class.sum(1, dtype=np.int64) - counts.sum(1)
+        shown = np.sort(np.argsort(-by_class.sum(0), kind="stable")[:SHOWN_CLASSES])
+        counts = by_class[:, shown]
+        others = by_class.sum(1) - counts.sum(1)
         return {
             "names": [self._names[number] for number in shown] + ["others"],
             "counts": np.column_stack([counts, others]).tolist(),
         }
 
-    def _place(self, second: int) -> int:
-        return second % len(self._rows)
+    def _advance(self) -> _Second:
+        """Close the seconds that are over and give the present one."""
+        now, last = int(self._clock()), self._seconds[-1]
+        if now > last.start:
+            last.p50_ms, last.p99_ms = _percentiles(last.latencies)
+            last.latencies.clear()
+            assert self._seconds.maxlen is not None
+            # What lies further back than all that is kept would be pushed out anyway.
+            for start in range(max(last.start + 1, now - self._seconds.maxlen + 1), now + 1):
+                self._begin(start, last.version, last.distance)
+        return self._seconds[-1]
 
-    def _advance(self) -> Any:
-        """Close the seconds that are over and give the row of the present one."""
-        now = int(self._clock())
-        if now > self._second:
-            self._close()
-            # What lies further back than all rows is overwritten anyway.
-            self._second = max(self._second, now - len(self._rows))
-            while self._second < now:
-                self._second += 1
-                self._begin()
-        return self._rows[self._place(self._second)]
-
-    def _begin(self) -> None:
-        place = self._place(self._second)
-        unknown = float("nan")
-        self._rows[place] = (0, 0, 0, 0.0, self._version, self._distance, unknown, unknown)
-        self._by_class[place] = 0
-
-    def _close(self) -> None:
-        row = self._rows[self._place(self._second)]
-        row["p50_ms"], row["p99_ms"] = _percentiles(self._latencies)
-        self._latencies.clear()
+    def _begin(self, start: int, version: int, distance: float | None) -> None:
+        self._seconds.append(_Second(start, version, distance, np.zeros(len(self._names), np.uint32)))
 
 
-def _percentiles(seconds: Sequence[float]) -> tuple[float, float]:
-    """Give the median and the 99th percentile in milliseconds, NaN where there is nothing."""
+def _percentiles(seconds: Sequence[float]) -> tuple[float | None, float | None]:
+    """Give the median and the 99th percentile in milliseconds, None where there is nothing."""
     if not seconds:
-        return float("nan"), float("nan")
-    p50, p99 = np.percentile(np.asarray(seconds) * 1e3, [50, 99]).tolist()
+        return None, None
+    p50, p99 = np.percentile(np.asarray(seconds) * 1e3, [50, 99]).round(4).tolist()
     return p50, p99
-
-
-def _or_none(value: float) -> float | None:
-    return round(value, 4) if np.isfinite(value) else None

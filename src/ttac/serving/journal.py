@@ -9,13 +9,12 @@ import logging
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 LOGGER = logging.getLogger("ttac.serving")
 LIMIT = 4 * 2**20  # bytes of a file, before the next one is begun
-BLOCK = 64 * 1024  # bytes that `tail` reads at a time
 LONGEST_MESSAGE = 2000  # characters
 SERIOUS = frozenset({"guard", "rollback", "reset", "fault", "exit", "restart"})
 
@@ -57,6 +56,7 @@ class Journal:
         self.path = path
         self.older = path.with_name(f"{path.stem}.1{path.suffix}")
         self._limit = limit
+        self.faults = Faults(self)
 
     def note(self, event: str, message: str, **fields: Any) -> None:
         """Append an event, and log it; `fields` are plain values."""
@@ -92,7 +92,10 @@ class Journal:
         """Give the newest `count` events, oldest first; lines that are not whole are skipped."""
         newest_first: list[dict[str, Any]] = []
         for path in (self.path, self.older):
-            for line in _lines_from_the_end(path):
+            lines: list[bytes] = []
+            with contextlib.suppress(OSError):
+                lines = path.read_bytes().split(b"\n")
+            for line in reversed(lines):
                 if len(newest_first) >= count:
                     break
                 with contextlib.suppress(ValueError, RecursionError):
@@ -122,21 +125,3 @@ class Faults:
             return
         self._noted[kind] = now
         self._journal.note(event, message, kind=kind, unsaid=self._silent.pop(kind, 0), **fields)
-
-
-def _lines_from_the_end(path: Path) -> Iterator[bytes]:
-    """Walk over the lines of a file from the last one on; of a file that cannot be read, over none."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        yield from _backwards(file)
-
-
-def _backwards(file: BinaryIO) -> Iterator[bytes]:
-    end = file.seek(0, os.SEEK_END)
-    rest = b""  # the beginning of a line whose end was met already
-    while end > 0:
-        start = max(end - BLOCK, 0)
-        file.seek(start)
-        rest, *lines = (file.read(end - start) + rest).split(b"\n")
-        yield from reversed(lines)
-        end = start
-    yield rest

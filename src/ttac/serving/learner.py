@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ttac.methods.base import Adapter
+from ttac.adaptation.adapter import Adapter, Step
 from ttac.serving.admin import Admin
 from ttac.serving.channels import Channels
-from ttac.serving.commands import Commands
 from ttac.serving.guard import Guard
-from ttac.serving.journal import Faults, Journal
-from ttac.serving.publisher import Publisher
 from ttac.serving.releases import Releases
-from ttac.serving.snapshot import Snapshot, SnapshotKeeper, Tally, state_digest
+from ttac.serving.snapshot import RETRY, Snapshot, state_digest
 from ttac.serving.state_folder import StateFolder, lacks_memory
 from ttac.serving.status import StatusBoard
-from ttac.serving.weights import WeightsLayout
 
 IDLE = 0.02  # seconds between two looks for samples
 SPANS = 64  # updates whose times are told
@@ -49,26 +46,17 @@ class Learner:
     """
 
     def __init__(
-        self,
-        adapter: Adapter,
-        guard: Guard | None,
-        channels: Channels,
-        folder: StateFolder,
-        journal: Journal,
-        settings: LearnerSettings,
+        self, adapter: Adapter, guard: Guard | None, channels: Channels, folder: StateFolder, settings: LearnerSettings
     ) -> None:
-        self.adapter, self.guard, self.folder, self.journal, self.settings = adapter, guard, folder, journal, settings
-        self.tally = Tally()
+        self.adapter, self.guard, self.folder, self.settings = adapter, guard, folder, settings
         self.paused = settings.paused
         self._life, self._ring, self._progress = channels.life, channels.ring, channels.progress
-        self._faults = faults = Faults(journal)
-        layout = WeightsLayout.of(adapter.classifier.model)
-        self._publisher = Publisher(channels.weights, layout, folder, journal, faults, settings.keep)
-        self.releases = Releases(
-            adapter, guard, self._publisher, folder, journal, faults, self.tally, settings.publish_every
-        )
-        self._keeper = SnapshotKeeper(folder, journal, faults, settings.snapshot_every)
-        self._commands = Commands(channels.adapter_end, Admin(self).handlers, lambda: self.releases.served)
+        every, keep = settings.publish_every, settings.keep
+        self.releases = Releases(adapter, guard, channels.weights, folder, every, keep)
+        self.journal, self.tally = self.releases.journal, self.releases.tally
+        self._snapshot_due = time.monotonic() + settings.snapshot_every
+        self._saved: dict[str, Any] | None = None  # what the status says of the newest snapshot
+        self._admin = Admin(self, channels.adapter_end)
         self._board = StatusBoard(channels)
         self._board.set(updating=False)
         self._found: dict[str, int] = {}  # counts of earlier processes
@@ -76,6 +64,7 @@ class Learner:
         self._told: tuple[object, ...] = ()  # what was published last
         self._refused: str | None = None  # why the guard lets no samples through
         self._update_seconds: float | None = None
+        self._losses: dict[str, float] = {}  # of the last step that had any
         self._spans: list[tuple[float, float]] = []
         self._wait_for_others = adapter.before_step
         adapter.before_step = self._before_step
@@ -86,7 +75,7 @@ class Learner:
         with self._board.published():
             while not stopping():
                 if not self.turn():
-                    self._commands.wait(IDLE)
+                    self._admin.wait(IDLE)
             self.finish()
 
     # Beginning and end
@@ -96,18 +85,19 @@ class Learner:
         try:
             self.folder.claim(self.settings.identity)
         except OSError as error:
-            self._faults.note("folder", f"the state folder cannot be written: {error}")
+            self.journal.faults.note("folder", f"the state folder cannot be written: {error}")
         saved = self._restored()
-        restored = {} if saved is None else {"state": self._digest()}
         if saved is None:
+            event, past, restored = "start", "", {}
             has = self._newest_loaded()
             self.releases.begin(has, origin=has, pending=False)
         else:
+            event, past = "restore", f" and the snapshot after {self.tally.samples} samples"
+            # Of what runs, which is that of the snapshot's file if all of it has got here.
+            restored = {"state": state_digest(self.adapter.state_dict(), self._guard_state())}
             has = saved.version
             self.releases.begin(has, saved.origin, saved.pending)
         source = f"version {has}" if has else "the source model"
-        past = "" if saved is None else f" and the snapshot after {self.tally.samples} samples"
-        event = "start" if saved is None else "restore"
         fields = {"version": self.releases.served, "samples": self.tally.samples, **restored}
         self.journal.note(event, f"the adapter goes on from {source}{past}", **fields)
         if saved is not None and (self.releases.served != has or saved.guard is None):
@@ -133,33 +123,33 @@ class Learner:
         A snapshot that only cannot be read now is no reason to forget what was learned: the process ends, and another
         one tries again.
         """
-        before = None if self.guard is None else self.guard.state()
         try:
-            saved = self._keeper.load()
-            if saved is None:
+            content = self.folder.load_snapshot()
+            if content is None:
                 return None
+            saved = Snapshot(**content)
             if self.guard is not None and saved.guard is not None:
-                self.guard.load(saved.guard)
+                self.guard.load_state(saved.guard)
             self.adapter.load_state_dict(saved.adapter)
         except Exception as error:  # a damaged snapshot fails wherever it likes
             if isinstance(error, OSError) or lacks_memory(error):
                 raise
-            if self.guard is not None and before is not None:
-                self.guard.load(before)
-            self._keeper.put_aside(error)
+            if self.guard is not None:
+                self.guard.reset_state()
+            self.journal.note("fault", f"the snapshot {self.folder.set_snapshot_aside()}: {error}")
             return None
+        self._saved = saved.summary
         self._refused = None if self.guard is None else self.guard.refused
-        self.tally.load(saved.tally)
+        vars(self.tally).update(saved.tally)
         self._found = saved.tally
         return saved
 
-    def _digest(self) -> str:
-        """Give the check sum of what runs, which is that of a snapshot's file if all of it has got here."""
-        return state_digest(self.adapter.state_dict(), None if self.guard is None else self.guard.state())
+    def _guard_state(self) -> dict[str, Any] | None:
+        return None if self.guard is None else self.guard.state()
 
     def _newest_loaded(self) -> int:
         """Go on from the newest version that can be read, with a memory that is new; 0 where there is none."""
-        found = self._publisher.newest()
+        found = self.releases.newest()
         if found is None:
             return 0
         version, weights = found
@@ -181,27 +171,22 @@ class Learner:
 
     def turn(self) -> bool:
         """Answer commands, learn from a chunk, publish and save if it is time: whether there were samples."""
-        self._commands.answer()
+        self._admin.answer()
         updates = self.tally.updates
         taken = self._ring.take(0 if self.paused else self.settings.chunk)
         if len(taken):
             self._learn(torch.from_numpy(taken))
         if self.releases.is_due:
             self.releases.settle()
-        if self._keeper.is_due and self._moment() != self._saved_at:
+        if time.monotonic() >= self._snapshot_due and self._moment() != self._saved_at:
             self.save()
         self.tell()
-        self._note_progress(idle=not len(taken), updates=self.tally.updates - updates)
-        return len(taken) > 0
-
-    def _note_progress(self, *, idle: bool, updates: int) -> None:
-        """Note how far updates have ever got in the stream, and how often all of it was learned.
-
-        A successor that learns again, and dies of the same samples, gets no further by this.
-        """
-        if updates:
+        # How far updates have ever got in the stream, and how often all of it was learned: a successor that learns
+        # again, and dies of the same samples, gets no further by this.
+        if self.tally.updates > updates:
             self._progress[0] = max(self._progress.item(0), self._ring.position)
-        self._progress[1] += idle
+        self._progress[1] += not len(taken)
+        return len(taken) > 0
 
     def _learn(self, images: Tensor) -> None:
         """Learn from images `[n, C, H, W]`; those that raise an error are passed over and leave no trace."""
@@ -218,7 +203,7 @@ class Learner:
                 self.releases.undo()
         else:
             self.tally.samples += len(admitted)
-            self._note_updates(started, self.adapter.last_step.update_seconds)
+            self._note_updates(started, self.adapter.last_step)
         finally:
             self._board.set(updating=False)
 
@@ -235,7 +220,7 @@ class Learner:
 
     def _pass_over(self, count: int, error: Exception) -> None:
         self.tally.bad_samples += count
-        self._faults.note("samples", f"samples were passed over ({count}): {error}")
+        self.journal.faults.note("samples", f"samples were passed over ({count}): {error}")
 
     def _admitted(self, images: Tensor) -> Tensor:
         if self.guard is None:
@@ -248,11 +233,13 @@ class Learner:
             self.journal.note("guard", message, version=self.releases.served)
         return admitted
 
-    def _note_updates(self, started: float, seconds: list[float]) -> None:
-        if seconds:
+    def _note_updates(self, started: float, step: Step) -> None:
+        if step.update_seconds:
             self.releases.pending = True
-            self.tally.updates += len(seconds)
-            self._update_seconds = seconds[-1]
+            self.tally.updates += len(step.update_seconds)
+            self._update_seconds = step.update_seconds[-1]
+            found = {name: float(loss) for name, loss in step.losses.items()}
+            self._losses = {name: loss for name, loss in found.items() if math.isfinite(loss)} or self._losses
             self._spans = [*self._spans, (started, time.time())][-SPANS:]
 
     def _before_step(self) -> None:
@@ -263,25 +250,31 @@ class Learner:
     # What others see
 
     def save(self) -> str | None:
-        """Write the snapshot, and give what went wrong."""
-        moment = self._moment()
-        problem = self._keeper.save(
-            Snapshot(
-                time=time.time(),
-                version=self.releases.served,
-                origin=self.releases.origin,
-                life=self._life,
-                position=self._ring.position,
-                paused=self.paused,
-                pending=self.releases.pending,
-                tally=dataclasses.asdict(self.tally),
-                adapter=self.adapter.state_dict(),
-                guard=None if self.guard is None else self.guard.state(),
-            )
+        """Write the snapshot, and give what went wrong, which is journalled and tried again."""
+        moment, version, samples = self._moment(), self.releases.served, self.tally.samples
+        snapshot = Snapshot(
+            time=time.time(),
+            version=version,
+            origin=self.releases.origin,
+            life=self._life,
+            position=self._ring.position,
+            paused=self.paused,
+            pending=self.releases.pending,
+            tally=dataclasses.asdict(self.tally),
+            adapter=self.adapter.state_dict(),
+            guard=self._guard_state(),
         )
-        if problem is None:
-            self._saved_at = moment
-        return problem
+        every = self.settings.snapshot_every
+        try:
+            self.folder.save_snapshot(dict(vars(snapshot)))
+        except (OSError, RuntimeError) as error:  # the latter where torch finds out first
+            self._snapshot_due = time.monotonic() + min(RETRY, every)
+            self.journal.faults.note("snapshot", f"the snapshot could not be written, and is tried again: {error}")
+            return str(error)
+        self._snapshot_due = time.monotonic() + every
+        self._saved, self._saved_at = snapshot.summary, moment
+        self.journal.note("snapshot", f"after {samples} samples", version=version, samples=samples)
+        return None
 
     def _moment(self) -> tuple[object, ...]:
         """Give numbers that differ whenever a snapshot would."""
@@ -300,7 +293,8 @@ class Learner:
             updates=tally.updates,
             update_seconds=self._update_seconds,
             update_spans=self._spans,
-            snapshot=self._keeper.saved,
+            losses=self._losses,
+            snapshot=self._saved,
             guard={
                 "enabled": self.guard is not None,
                 "ok": not reasons,

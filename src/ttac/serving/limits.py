@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-import math
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import anyio
 from starlette.types import Receive
 
+from ttac.common.options import Checked, setting
 from ttac.serving.errors import RequestError, client_gone, come_again
 
 # Paths that need no token: probes of whatever runs the server, and the page, which has a field for the token.
@@ -29,7 +30,7 @@ Headers = Mapping[bytes, bytes]
 
 
 @dataclass(frozen=True)
-class HttpSettings:
+class HttpSettings(Checked):
     """Tokens, names and limits of the HTTP side.
 
     `token` guards everything but health and the page, `admin_token` the calls that change something; it opens the rest
@@ -41,40 +42,31 @@ class HttpSettings:
     token: str | None = None
     admin_token: str | None = None
     hosts: tuple[str, ...] | None = ()
-    max_body: int = 16 * 2**20
-    max_json: int = 2**20
-    max_pixels: int = 2**24
-    body_seconds: float = 10.0
-    answer_seconds: float = 10.0
+    max_body: int = setting(16 * 2**20, above=0)
+    max_json: int = setting(2**20, above=0)
+    max_pixels: int = setting(2**24, above=0)
+    body_seconds: float = setting(10.0, above=0)
+    answer_seconds: float = setting(10.0, above=0)
 
-    def __post_init__(self) -> None:
-        """Bring names into one form, and refuse values that make no sense."""
+    def check(self) -> None:
+        """Bring names into one form, and refuse tokens that are none."""
         if self.token == "" or self.admin_token == "":
             raise ValueError("an empty token guards nothing: give a longer one, or none")
         if self.hosts is not None:
             object.__setattr__(self, "hosts", tuple(_normal(name) for name in self.hosts))
-        for name in ("max_body", "max_json", "max_pixels", "body_seconds", "answer_seconds"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
 
 
 def check_access(path: str, headers: Headers, settings: HttpSettings) -> None:
     """Raise a RequestError where a request comes from the wrong place or without the right token."""
     host = headers.get(b"host")
-    if host is not None and path not in PROBES:
-        _check_host(host, settings)
+    if host is not None and path not in PROBES and settings.hosts is not None:
+        name, _ = _place(b"http://" + host)
+        if name is None or not (_is_this_machine(name) or name in settings.hosts):
+            raise RequestError(403, "this server is not asked by that name; start it with the name among its hosts")
     origin = headers.get(b"origin")
     if origin is not None and not _same_place(origin, host):
         raise RequestError(403, "pages of other hosts may not ask this server")
     _check_token(path, headers, settings)
-
-
-def _check_host(host: bytes, settings: HttpSettings) -> None:
-    if settings.hosts is None:
-        return
-    name, _ = _place(b"http://" + host)
-    if name is None or not (_is_this_machine(name) or name in settings.hosts):
-        raise RequestError(403, "this server is not asked by that name; start it with the name among its hosts")
 
 
 def _same_place(origin: bytes, host: bytes | None) -> bool:
@@ -153,38 +145,33 @@ class BodyReader:
         self._seconds = seconds
         self.held = 0
 
-    async def read(self, receive: Receive, headers: Headers) -> bytes:
-        """Read a body, counting while it comes; call `release` with its length when it is done with."""
+    @asynccontextmanager
+    async def body(self, receive: Receive, headers: Headers) -> AsyncIterator[bytes]:
+        """Read a body, counting while it comes, and hold it until the block ends."""
         if headers.get(b"content-encoding", b"identity").strip().lower() not in (b"identity", b""):
             raise RequestError(415, "compressed bodies are not taken: send it without Content-Encoding")
         if _length(headers) > self._limit:
             raise await self._too_large(receive, headers)
         parts: list[bytes] = []
-        count = 0
+        count, more = 0, True
         try:
             with anyio.move_on_after(self._seconds):
-                more = True
-                while more:
+                while more and count <= self._limit:
                     part, more = await _part(receive)
                     parts.append(part)
                     count += len(part)
                     self._hold(len(part))
-                    if count > self._limit:
-                        break
-                else:
-                    body = parts[0] if len(parts) == 1 else b"".join(parts)
-                    count = 0  # from here on whoever asked has them
-                    return body
+            if count <= self._limit and not more:
+                body = b"".join(parts)
+                parts.clear()
+                yield body
+                return
         finally:
             self.held -= count
         if count > self._limit:
             raise await self._too_large(receive, headers, more)
         # The rest may never come, so the connection is of no use any more.
         raise RequestError(408, f"the body did not come within {self._seconds:g} seconds", CLOSE)
-
-    def release(self, count: int) -> None:
-        """Forget `count` bytes of a body."""
-        self.held -= count
 
     def _hold(self, added: int) -> None:
         self.held += added

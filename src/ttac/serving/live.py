@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -39,7 +37,7 @@ class LiveModel:
         self._exchange = threading.Lock()  # for pointers alone: nothing is computed or copied under it
         self._seen = 0
         self._content: bytearray | None = None  # kept, as new memory for a large network stops all threads a while
-        device = classifier.mean.device
+        device = classifier.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @property
@@ -67,8 +65,11 @@ class LiveModel:
             self._idle = self._ready = None
         assert twin is not None
         try:
-            with self._copying():
+            # Beside the kernels of requests where the device has streams, of which the copy alone is waited for.
+            with torch.cuda.stream(self._stream):
                 self._layout.load(content, twin.model)
+            if self._stream is not None:
+                self._stream.synchronize()
         except Exception:
             self._idle = twin
             raise
@@ -84,15 +85,5 @@ class LiveModel:
                 self._idle, self._serving, self._ready = self._serving.classifier, self._ready, None
             serving = self._serving
         with torch.inference_mode():
-            logits = serving.classifier(images.to(serving.classifier.mean.device))
+            logits = serving.classifier(images.to(serving.classifier.device))
         return Answer(logits.cpu(), serving.version)
-
-    @contextmanager
-    def _copying(self) -> Iterator[None]:
-        """Copy beside the kernels of requests where the device has streams, and wait for the copy alone."""
-        if self._stream is None:
-            yield
-            return
-        with torch.cuda.stream(self._stream):
-            yield
-        self._stream.synchronize()

@@ -33,24 +33,6 @@ class Outputs:
         """The predicted classes: `[n]`."""
         return self.logits.argmax(1)
 
-    @property
-    def norm(self) -> float:
-        """The mean length of the features."""
-        return float(self.features.float().norm(dim=1).mean())
-
-    @property
-    def finite(self) -> bool:
-        """Whether all is made of numbers."""
-        return bool(self.features.isfinite().all() and self.logits.isfinite().all())
-
-    def followed_by(self, newer: Outputs) -> Outputs:
-        """Put newer ones behind these."""
-        return Outputs(torch.cat([self.features, newer.features]), torch.cat([self.logits, newer.logits]))
-
-    def newest(self, count: int) -> Outputs:
-        """Keep at most `count`, the last ones."""
-        return Outputs(self.features[-count:], self.logits[-count:])
-
 
 def mean_entropy(posteriors: Tensor) -> float:
     """Compute the mean entropy of posteriors `[n, K]`, in nats.

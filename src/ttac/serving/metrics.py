@@ -19,8 +19,11 @@ MOST_CLASSES = 100
 SECONDS = (0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 
 
-class Metrics:
-    """Counts requests and predictions here, and reads the rest from the batcher and from `status` when it is asked."""
+class Metrics(Collector):
+    """Counts requests and predictions here, and reads the rest from the batcher and from `status` when it is asked.
+
+    A number of the status that is not known is left out.
+    """
 
     def __init__(self, model: ServedModel, batcher: Batcher, status: Callable[[], Mapping[str, Any]]) -> None:
         self._registry = CollectorRegistry()
@@ -35,9 +38,10 @@ class Metrics:
         self._predicted: list[Counter] = []
         if model.num_classes <= MOST_CLASSES:
             predicted = Counter("ttac_predicted", "Predictions by class", ["class"], registry=self._registry)
-            self._predicted = [predicted.labels(model.label(number)) for number in range(model.num_classes)]
-        self._registry.register(_BatcherCollector(batcher))
-        self._registry.register(_StatusCollector(status))
+            self._predicted = [predicted.labels(name) for name in model.labels]
+        self._batcher = batcher
+        self._status = status
+        self._registry.register(self)
 
     def request(self, route: str, status: int, seconds: float) -> None:
         """Note an answer; `route` is the pattern, as addresses are without number."""
@@ -56,21 +60,20 @@ class Metrics:
         """Give all of it in the text format."""
         return generate_latest(self._registry)
 
-
-class _BatcherCollector(Collector):
-    def __init__(self, batcher: Batcher) -> None:
-        self._batcher = batcher
+    def describe(self) -> Iterable[Metric]:
+        """Say nothing when it is registered: there may be no status yet."""
+        return []
 
     def collect(self) -> Iterable[Metric]:
-        """Give how full the passes were, and how many images wait for one."""
-        passes = list(self._batcher.passes)
-        bounds = sorted({min(2**power, len(passes) - 1) for power in range(len(passes).bit_length())})
-        buckets = [(str(float(bound)), float(sum(passes[: bound + 1]))) for bound in bounds]
-        images = float(sum(size * count for size, count in enumerate(passes)))
-        sizes = HistogramMetricFamily("ttac_batch_images", "Images of a pass through the model")
-        sizes.add_metric([], [*buckets, ("+Inf", float(sum(passes)))], images)
-        yield sizes
+        """Read the batcher and the status once."""
+        yield _passes(list(self._batcher.passes))
         yield GaugeMetricFamily("ttac_waiting_images", "Images that wait for a pass", self._batcher.waiting)
+        status = self._status()
+        for family, sources in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, text, path in sources:
+                if (value := _number(status, path)) is not None:
+                    yield family(name, text, value)
+        yield _measures(status)
 
 
 _Source = tuple[str, str, tuple[str, ...]]  # name, help, path into the status
@@ -98,38 +101,24 @@ _COUNTERS: tuple[_Source, ...] = (
 )
 
 
-class _StatusCollector(Collector):
-    """Numbers of the adapter; one that is not known is left out."""
-
-    def __init__(self, status: Callable[[], Mapping[str, Any]]) -> None:
-        self._status = status
-
-    def describe(self) -> Iterable[Metric]:
-        """Say nothing when it is registered: there may be no status yet."""
-        return []
-
-    def collect(self) -> Iterable[Metric]:
-        """Read the status once."""
-        status = self._status()
-        for name, text, path in _GAUGES:
-            if (value := _number(status, path)) is not None:
-                yield GaugeMetricFamily(name, text, value)
-        for name, text, path in _COUNTERS:
-            if (value := _number(status, path)) is not None:
-                yield CounterMetricFamily(name, text, value)
-        yield from _measures(status)
+def _passes(passes: list[int]) -> Metric:
+    """Give how many images passes had, from how many passes there were of each number."""
+    bounds = sorted({min(2**power, len(passes) - 1) for power in range(len(passes).bit_length())})
+    buckets = [(str(float(bound)), float(sum(passes[: bound + 1]))) for bound in bounds]
+    images = float(sum(size * count for size, count in enumerate(passes)))
+    sizes = HistogramMetricFamily("ttac_batch_images", "Images of a pass through the model")
+    sizes.add_metric([], [*buckets, ("+Inf", float(sum(passes)))], images)
+    return sizes
 
 
-def _measures(status: Mapping[str, Any]) -> Iterable[Metric]:
+def _measures(status: Mapping[str, Any]) -> Metric:
     """Give what the guard measured of the adapting model and of the source model."""
     family = GaugeMetricFamily("ttac_guard_measure", "What the guard sees", labels=["measure", "of"])
-    guard = status.get("guard")
-    measures = guard.get("measures") if isinstance(guard, Mapping) else None
-    for measure, values in (measures or {}).items():
+    for measure, values in status.get("guard", {}).get("measures", {}).items():
         for kind in ("adapted", "source", "limit"):
             if (value := _number(values, (kind,))) is not None:
                 family.add_metric([measure, kind], value)
-    yield family
+    return family
 
 
 def _number(status: Any, path: tuple[str, ...]) -> float | None:

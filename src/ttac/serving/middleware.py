@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from starlette.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ttac.serving.errors import RequestError, come_again
+from ttac.serving.errors import come_again
 from ttac.serving.history import History
 from ttac.serving.limits import HttpSettings, check_access
 from ttac.serving.metrics import Metrics
@@ -21,13 +21,17 @@ UNKNOWN_ROUTE = "other"
 
 def json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Write JSON; what is not finite becomes an error here rather than in whoever reads it."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
-    return Response(text, status, {"Cache-Control": "no-store", **(headers or {})}, "application/json")
+    return JSONResponse(value, status, {"Cache-Control": "no-store", **(headers or {})})
 
 
 def error_response(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
     """Give the form that all errors have."""
     return json_response({"error": message}, status, headers)
+
+
+def refusal(error: HTTPException) -> Response:
+    """Tell why a request is refused."""
+    return error_response(error.status_code, str(error.detail), error.headers)
 
 
 class Gate:
@@ -64,19 +68,15 @@ class Gate:
         try:
             check_access(scope["path"], dict(scope["headers"]), self._settings)
             await self._app(scope, receive, noting)
-        except RequestError as error:
-            await _refusal(error)(scope, receive, noting)
+        except HTTPException as error:
+            await refusal(error)(scope, receive, noting)
         except asyncio.CancelledError:
             # A server that shuts down cancels what takes too long, and says nothing of use to the client.
             if status:
                 raise
-            await _refusal(come_again(503, "the server is shutting down"))(scope, receive, noting)
+            await refusal(come_again(503, "the server is shutting down"))(scope, receive, noting)
         finally:
             route = getattr(scope.get("route"), "path", UNKNOWN_ROUTE)
             if status not in range(1, 400) and route in self._predicting:
                 self._history.refuse()
             self._metrics.request(route, status or 500, time.perf_counter() - started)
-
-
-def _refusal(error: RequestError) -> Response:
-    return error_response(error.status, error.message, error.headers)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import torch
 import uvicorn
 
 from ttac.serving.app import build_app
+from ttac.serving.channels import Server
 from ttac.serving.connections import allowed_connections, bounded
 from ttac.serving.limits import HttpSettings
 from ttac.serving.logs import write_logs
-from ttac.serving.server import Server
 from ttac.serving.service import PredictorService
 
 LEAST_JSON = 2**20  # bytes; more only where an image needs it
@@ -22,18 +20,18 @@ DIGITS = 24  # bytes of a number in JSON, with what stands between two
 LOOPBACK = ("127.", "::1", "localhost")
 
 
-def run_predictor(server: Server, failures: int) -> int:
+def run_predictor(server: Server, failures: int) -> None:
     """Answer requests until a signal ends it; what was accepted is finished."""
     job = server.job
     write_logs("predictor")
     torch.set_num_threads(job.threads_predict)
-    loaded = job.load(job.device_predict)
+    loaded = job.load(job.predict_on)
     server.facts.check(loaded.classifier)
     service = PredictorService(server, loaded)
     settings = HttpSettings(
         token=job.token,
         admin_token=server.admin_token,
-        hosts=job.hosts if job.hosts or job.host.startswith(LOOPBACK) else None,  # None: any
+        hosts=job.allow_host if job.allow_host or job.host.startswith(LOOPBACK) else None,  # None: any
         max_body=job.max_body,
         max_json=max(LEAST_JSON, DIGITS * math.prod(server.facts.shape)),
         max_pixels=job.max_pixels,
@@ -41,12 +39,7 @@ def run_predictor(server: Server, failures: int) -> int:
         answer_seconds=job.timeout,
     )
 
-    @asynccontextmanager
-    async def lifespan(_app: object) -> AsyncIterator[None]:
-        async with service.running():
-            yield
-
-    app = build_app(service, settings, lifespan)
+    app = build_app(service, settings, lambda _app: service.running())
     gc.freeze()  # all that is here stays: to look through it for garbage takes a tenth of a second that requests wait
     config = uvicorn.Config(
         app,
@@ -58,4 +51,3 @@ def run_predictor(server: Server, failures: int) -> int:
         ws="none",
     )
     uvicorn.Server(config).run(sockets=[server.listening])
-    return 0

@@ -8,15 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from ttac.common.resumable import plain_settings
-from ttac.evaluation.method_choice import MethodChoice
-from ttac.methods.base import Adapter
 from ttac.model.classifier import Classifier
 from ttac.model.weights import check_size, usable_device
-from ttac.serving.guard import GuardOptions
 from ttac.serving.settings import ServeJob
 from ttac.serving.state_folder import StateFolder
 from ttac.serving.weights import WeightsLayout
-from ttac.source.statistics import SourceStatistics
 
 INFERRED = "inferred.safetensors"
 
@@ -40,18 +36,17 @@ def prepare(job: ServeJob) -> Facts:
 
     Statistics that the method needs and nobody gives are inferred here and kept in the state folder.
     """
-    usable_device(job.device_predict)
-    usable_device(job.device_adapt)
-    choice = job.choice(job.device_adapt)
-    description, classifier = choice.model.description, choice.model.classifier
+    usable_device(job.predict_on)
+    usable_device(job.adapt_on)
+    method = job.prepare_method()
+    description, classifier = method.model.description, method.model.classifier
     if description.size is None:
         raise ValueError("the model does not say which size of images it takes: name it with --size")
     check_size(classifier, description.size)
-    console = Console(soft_wrap=True)
-    identity = snapshot_identity(choice)
+    # All that a state goes on from, which may be on another device.
+    identity = plain_settings({key: value for key, value in method.settings().items() if key != "device"})
     StateFolder(job.state).check(identity)
-    GuardOptions(narrow=job.guard_narrow)
-    adapter = build_adapter(job, choice, console)
+    adapter = method.adapter(Console(soft_wrap=True), keep=job.state / INFERRED)
     layout = WeightsLayout.of(classifier.model)
     first = layout.pack(adapter.adapted().model.state_dict())  # raises where the method's weights are not the model's
     if job.guard and first != layout.pack(classifier.model.state_dict()):
@@ -60,22 +55,3 @@ def prepare(job: ServeJob) -> Facts:
             "guard cannot compare the confidences of the two: add --no-guard"
         )
     return Facts((classifier.channels, *description.size), layout.size, identity)
-
-
-def snapshot_identity(choice: MethodChoice) -> dict[str, Any]:
-    """Name all that a state goes on from, which may be on another device."""
-    return plain_settings({key: value for key, value in choice.settings().items() if key != "device"})
-
-
-def build_adapter(job: ServeJob, choice: MethodChoice, console: Console) -> Adapter:
-    """Make the adapter; statistics that have to be inferred are so once in the life of a state folder."""
-    path = job.state / INFERRED
-
-    def inferred() -> SourceStatistics:
-        if path.exists():
-            return SourceStatistics.load(path, choice.model.classifier)
-        stats = choice.infer(console)
-        stats.save(path)
-        return stats
-
-    return choice.adapter(console, inferred)

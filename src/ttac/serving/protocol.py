@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import from_json
 from torch import Tensor
 
 from ttac.model.inputs import check_images
@@ -30,19 +33,82 @@ DEFAULT_OUTPUTS = ("probabilities", "labels")
 OUTPUTS = {"probabilities": "FP32", "labels": "INT64", "logits": "FP32"}
 PLATFORM = "ttac"
 
-
-def _no_constant(text: str) -> None:
-    raise ValueError(f"{text} is no number")
+Body = TypeVar("Body", bound=BaseModel)
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)
+def _not_offered(_: Any) -> None:
+    raise ValueError("is not offered: send the tensor itself")
+
+
+class Part(BaseModel):
+    """A part of a request. What is null is left out: some clients write what they leave out."""
+
+    model_config = ConfigDict(strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+
+
+class Parameters(Part):
+    """What can be asked of a request, an input or an output beside its fields."""
+
+    shared_memory_region: Annotated[None, BeforeValidator(_not_offered)] = None
+
+
+class RequestParameters(Parameters):
+    """How outputs are sent that say nothing of it."""
+
+    binary_data_output: bool = False
+
+
+class InputParameters(Parameters):
+    """Where the tensor is: behind the JSON, if this says how many bytes it has."""
+
+    binary_data_size: int | None = None
+
+
+class OutputParameters(Parameters):
+    """How an output is sent; rankings of classes are not offered."""
+
+    binary_data: bool | None = None
+    classification: Literal[0] = 0
+
+
+class InputTensor(Part):
+    """Images, of which the numbers may follow the JSON."""
+
+    name: Literal["images"]
+    datatype: Literal["FP32", "UINT8", "FP64", "FP16"]
+    shape: list[int] = Field(min_length=4, max_length=4)
+    parameters: InputParameters = InputParameters()
+    data: list[Any] | None = Field(
+        None, description="raw pixels in [0, 1], or levels in 0..255 where datatype is UINT8; flat or nested"
+    )
+
+
+class WantedOutput(Part):
+    """A tensor that is asked for."""
+
+    name: Literal["probabilities", "labels", "logits"]
+    parameters: OutputParameters = OutputParameters()
+
+
+class InferBody(Part):
+    """The JSON of a request."""
+
+    id: str | None = None
+    parameters: RequestParameters = RequestParameters()
+    inputs: list[InputTensor] = Field(min_length=1, max_length=1)
+    outputs: list[WantedOutput] = Field([], max_length=3)  # a bound on the errors that are looked for, too
 
 
 @dataclass(frozen=True)
 class ServedModel:
     """What a server tells about its model; `shape` is that of an image, `[C, H, W]`.
 
-    >>> ServedModel("digits", (1, 8, 8), 10).label(3)
+    >>> ServedModel("digits", (1, 8, 8), 10).labels[3]
     '3'
     """
 
@@ -52,19 +118,11 @@ class ServedModel:
     classes: tuple[str, ...] | None = None
     crop_pct: float = 1.0
     method: str = "source"
-    platform: str = PLATFORM
 
-    def label(self, number: int) -> str:
-        """Name a class, by its number where it has no name."""
-        return str(number) if self.classes is None else self.classes[number]
-
-
-@dataclass(frozen=True)
-class RequestedOutput:
-    """A tensor of the answer, in binary or as JSON."""
-
-    name: str
-    binary: bool
+    @cached_property
+    def labels(self) -> tuple[str, ...]:
+        """The names of all classes, or their numbers where they have none."""
+        return self.classes or tuple(map(str, range(self.num_classes)))
 
 
 @dataclass(frozen=True)
@@ -72,7 +130,7 @@ class InferRequest:
     """Images `[n, C, H, W]` in [0, 1], and how to answer."""
 
     images: Tensor
-    outputs: tuple[RequestedOutput, ...]
+    outputs: dict[str, bool]  # tensors of the answer in their order, and whether in binary or as JSON
     id: str | None = None
 
 
@@ -91,19 +149,12 @@ class Prediction:
     @classmethod
     def of(cls, logits: Tensor) -> Prediction:
         """Normalise logits that are finite."""
-        values = logits.numpy()
-        exponentials = np.exp(values - values.max(1, keepdims=True))
-        return cls(values, exponentials / exponentials.sum(1, keepdims=True), values.argmax(1))
+        return cls(logits.numpy(), logits.softmax(1).numpy(), logits.argmax(1).numpy())
 
     @property
     def confidence(self) -> float:
         """The sum of the probabilities of the most probable classes."""
         return float(self.probabilities.max(1).sum(dtype=np.float64))
-
-
-def server_metadata(version: str) -> dict[str, Any]:
-    """Describe the server."""
-    return {"name": PLATFORM, "version": version, "extensions": ["binary_tensor_data"]}
 
 
 def model_metadata(model: ServedModel, version: int) -> dict[str, Any]:
@@ -116,7 +167,7 @@ def model_metadata(model: ServedModel, version: int) -> dict[str, Any]:
     return {
         "name": model.name,
         "versions": [str(version)],
-        "platform": model.platform,
+        "platform": PLATFORM,
         "inputs": [{"name": INPUT, "datatype": "FP32", "shape": [-1, *model.shape]}],
         "outputs": [{"name": name, "datatype": OUTPUTS[name], "shape": shapes[name]} for name in OUTPUTS],
     }
@@ -138,27 +189,29 @@ def parse_request(body: bytes, split: int, model: ServedModel, max_images: int) 
     >>> parse_request(content, len(content), ServedModel("tiny", (1, 1, 2), 2), 64).images
     tensor([[[[0., 1.]]]])
     """
-    request = parse_object(body[:split])
-    binary = memoryview(body)[split:]
-    identifier = request.get("id")
-    if identifier is not None and not isinstance(identifier, str):
-        raise _wrong("id must be a text")
-    parameters = _parameters(request, "the request")
-    outputs = _outputs(request, _flag(parameters, "binary_data_output", False))
-    return InferRequest(_images(_only_input(request), binary, model, max_images), outputs, identifier)
+    asked = parse_body(body[:split], InferBody)
+    images = _images(asked.inputs[0], memoryview(body)[split:], model, max_images)
+    binary = asked.parameters.binary_data_output
+    own = {output.name: output.parameters.binary_data for output in asked.outputs}
+    if len(own) != len(asked.outputs):
+        raise _wrong("an output is asked for twice")
+    outputs: dict[str, bool] = {name: binary if one is None else one for name, one in own.items()}
+    return InferRequest(images, outputs or dict.fromkeys(DEFAULT_OUTPUTS, binary), asked.id)
 
 
-def parse_object(text: bytes) -> dict[str, Any]:
-    """Read a JSON object; NaN and Infinity, which are no JSON, are refused as well."""
+def parse_body(text: bytes, kind: type[Body]) -> Body:
+    """Read a JSON object as what it must be; NaN and Infinity, which are no JSON, are refused as well."""
     try:
-        value = _DECODER.decode(text.decode())
-    except RecursionError as error:
-        raise _wrong("the JSON is nested too deeply") from error
-    except ValueError as error:  # of the JSON, its encoding, or an integer of thousands of digits
+        return kind.model_validate(from_json(text, allow_inf_nan=False))
+    except ValidationError as error:
+        raise _wrong(first_problem(error.errors())) from error
+    except ValueError as error:
         raise _wrong(f"the body is not JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise _wrong("the body must be a JSON object")
-    return value
+
+
+def first_problem(errors: Sequence[Any]) -> str:
+    """Say where something is not what it must be, and what it must be."""
+    return f"{'.'.join(map(str, errors[0]['loc'])) or 'the body'}: {errors[0]['msg']}"
 
 
 def format_answer(
@@ -167,14 +220,10 @@ def format_answer(
     """Write an answer: its bytes, and the length of the JSON among them, None where there is nothing else."""
     outputs: list[dict[str, Any]] = []
     blocks: list[bytes] = []
-    for wanted in request.outputs:
-        values: NDArray[Any] = getattr(prediction, wanted.name)
-        output: dict[str, Any] = {
-            "name": wanted.name,
-            "datatype": OUTPUTS[wanted.name],
-            "shape": list(values.shape),
-        }
-        if wanted.binary:
+    for name, binary in request.outputs.items():
+        values: NDArray[Any] = getattr(prediction, name)
+        output: dict[str, Any] = {"name": name, "datatype": OUTPUTS[name], "shape": list(values.shape)}
+        if binary:
             little_endian = values.astype(values.dtype.newbyteorder("<"), copy=False)
             blocks.append(little_endian.tobytes())
             output["parameters"] = {"binary_data_size": len(blocks[-1])}
@@ -193,70 +242,20 @@ def _wrong(message: str) -> RequestError:
     return RequestError(400, message)
 
 
-def _parameters(holder: Mapping[str, Any], what: str) -> dict[str, Any]:
-    parameters = holder.get("parameters")
-    if parameters is None:  # some clients write what they leave out
-        return {}
-    if not isinstance(parameters, dict):
-        raise _wrong(f"parameters of {what} must be an object")
-    if "shared_memory_region" in parameters:
-        raise _wrong("shared memory is not offered: send the tensor itself")
-    return parameters
-
-
-def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
-    value = parameters.get(name, default)
-    if not isinstance(value, bool):
-        raise _wrong(f"{name} must be true or false")
-    return value
-
-
-def _objects(request: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
-    values = request.get(name)
-    if values is None:
-        return []
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise _wrong(f"{name} must be a list of objects")
-    return values
-
-
-def _outputs(request: Mapping[str, Any], binary: bool) -> tuple[RequestedOutput, ...]:
-    wanted = []
-    for output in _objects(request, "outputs"):
-        name = output.get("name")
-        if not isinstance(name, str) or name not in OUTPUTS:
-            raise _wrong(f"an output is none of {', '.join(OUTPUTS)}")
-        parameters = _parameters(output, "an output")
-        if parameters.get("classification", 0) != 0:
-            raise _wrong("classification is not offered: ask for labels and probabilities")
-        wanted.append(RequestedOutput(name, _flag(parameters, "binary_data", binary)))
-    if len({output.name for output in wanted}) != len(wanted):
-        raise _wrong("an output is asked for twice")
-    return tuple(wanted) or tuple(RequestedOutput(name, binary) for name in DEFAULT_OUTPUTS)
-
-
-def _only_input(request: Mapping[str, Any]) -> dict[str, Any]:
-    inputs = _objects(request, "inputs")
-    if len(inputs) != 1 or inputs[0].get("name") != INPUT:
-        raise _wrong(f"expected one input, {INPUT!r}")
-    return inputs[0]
-
-
-def _images(tensor: Mapping[str, Any], binary: memoryview, model: ServedModel, max_images: int) -> Tensor:
-    datatype = tensor.get("datatype")
-    if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise _wrong(f"datatype of {INPUT} must be one of {', '.join(DATATYPES)}")
-    kind = DATATYPES[datatype]
-    shape = _shape(tensor.get("shape"), model, max_images)
-    parameters = _parameters(tensor, INPUT)
-    if "binary_data_size" in parameters:
-        if "data" in tensor:
-            raise _wrong(f"{INPUT} has both data and binary_data_size")
-        values = _from_binary(binary, parameters["binary_data_size"], shape, kind)
+def _images(tensor: InputTensor, binary: memoryview, model: ServedModel, max_images: int) -> Tensor:
+    kind, shape, size = DATATYPES[tensor.datatype], tensor.shape, tensor.parameters.binary_data_size
+    if tuple(shape[1:]) != model.shape or shape[0] < 1:
+        raise _wrong(f"shape of {INPUT} must be [n, {', '.join(map(str, model.shape))}] with n of at least 1")
+    if shape[0] > max_images:
+        raise RequestError(413, f"more than the {max_images} images of one request: send fewer")
+    if (size is None) == (tensor.data is None):
+        raise _wrong(f"{INPUT} must have either data, a list, or binary_data_size")
+    if size is not None:
+        values = _from_binary(binary, size, shape, kind)
     elif len(binary):
         raise _wrong(f"{len(binary)} bytes follow the JSON, and no input has binary_data_size")
     else:
-        values = _from_json(tensor.get("data"), shape, kind)
+        values = _from_json(tensor.data or [], shape, kind)
     with np.errstate(over="ignore"):  # infinities are refused below
         pixels = values.astype(np.float32)  # a copy: the body is not aligned, and goes away
     if kind == np.uint8:
@@ -267,27 +266,16 @@ def _images(tensor: Mapping[str, Any], binary: memoryview, model: ServedModel, m
         raise _wrong(str(error)) from error
 
 
-def _shape(shape: object, model: ServedModel, max_images: int) -> tuple[int, ...]:
-    # A bool is an int to Python, and equal to one: types are compared as they are.
-    if not isinstance(shape, list) or len(shape) != 4 or any(type(size) is not int for size in shape):
-        raise _wrong(f"shape of {INPUT} must be a list of 4 integers")
-    if tuple(shape[1:]) != model.shape or shape[0] < 1:
-        raise _wrong(f"shape of {INPUT} must be [n, {', '.join(map(str, model.shape))}] with n of at least 1")
-    if shape[0] > max_images:
-        raise RequestError(413, f"more than the {max_images} images of one request: send fewer")
-    return tuple(shape)
-
-
-def _from_binary(binary: memoryview, size: object, shape: Sequence[int], kind: np.dtype[Any]) -> NDArray[Any]:
+def _from_binary(binary: memoryview, size: int, shape: Sequence[int], kind: np.dtype[Any]) -> NDArray[Any]:
     expected = math.prod(shape) * kind.itemsize
-    if type(size) is not int or size != expected:
+    if size != expected:
         raise _wrong(f"binary_data_size of {INPUT} must be {expected}, for its shape and datatype")
     if len(binary) != expected:
         raise _wrong(f"{len(binary)} bytes follow the JSON, not the {expected} of {INPUT}: see {HEADER_LENGTH}")
     return np.frombuffer(binary, kind).reshape(shape)
 
 
-def _from_json(data: object, shape: Sequence[int], kind: np.dtype[Any]) -> NDArray[Any]:
+def _from_json(data: list[Any], shape: Sequence[int], kind: np.dtype[Any]) -> NDArray[Any]:
     numbers = _flattened(data, shape)
     allowed = {int} if kind == np.uint8 else {int, float}
     if not set(map(type, numbers)) <= allowed:
@@ -300,10 +288,8 @@ def _from_json(data: object, shape: Sequence[int], kind: np.dtype[Any]) -> NDArr
         raise _wrong(f"data of {INPUT} holds numbers beyond all floating-point ones") from error
 
 
-def _flattened(data: object, shape: Sequence[int]) -> list[Any]:
+def _flattened(data: list[Any], shape: Sequence[int]) -> list[Any]:
     """Give the numbers of a list that is flat or nested as `shape` says; their types are left to the caller."""
-    if not isinstance(data, list):
-        raise _wrong(f"{INPUT} must have data, a list")
     count = math.prod(shape)
     if len(data) == count and not isinstance(data[0], list):
         return data

@@ -16,11 +16,8 @@ which orders nothing. Answers come from weights that are a window old, so a stre
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,12 +26,13 @@ from rich.console import Console
 from rich.table import Table
 
 from ttac.common.environment import environment
-from ttac.common.files import write_json
-from ttac.common.resumable import file_is_there, image_progress, plain_settings
+from ttac.common.files import read_lines, write_json
+from ttac.common.resumable import file_is_there, image_progress, plain_settings, read_json
 from ttac.data.streams import Arrival, Stream
-from ttac.evaluation.evaluate_job import StreamChoice, stream_settings
 from ttac.evaluation.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter
-from ttac.serving.client import InferenceClient
+from ttac.evaluation.prepare import stream_settings
+from ttac.serving.client import InferenceClient, path_of
+from ttac.serving.settings import ReplayJob, read_token
 
 FORMAT = "ttac.replay/1"
 STRETCHES = 10  # rows of the table
@@ -48,27 +46,6 @@ COUNTS = {
     "predictor": ("requests", "images", "refused"),
     "adapter": ("samples", "refused_samples", "updates", "dropped"),
 }
-
-
-@dataclass(frozen=True)
-class ReplayJob:
-    """Which images go to which server, and where the record goes."""
-
-    stream: StreamChoice
-    url: str
-    model: str | None = None  # None: the one that the server has
-    token: str | None = None
-    classes: tuple[str, ...] | None = None  # None: those of the model
-    rate: float | None = None  # images a second; None: as fast as they are answered
-    patience: float = 30.0  # seconds for which a request is sent again where the server is away
-    out: Path | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values that make no sense."""
-        if self.rate is not None and not 0 < self.rate < float("inf"):
-            raise ValueError(f"--rate must be positive, not {self.rate}")
-        if not 0 <= self.patience < float("inf"):
-            raise ValueError(f"--patience must not be negative, not {self.patience}")
 
 
 @dataclass(frozen=True)
@@ -91,7 +68,7 @@ class RemoteModel:
         served = str(status.get("name"))
         if name not in (None, served):
             raise ValueError(f"{client.url} serves the model {served}, not {name}")
-        described = client.describe(served)
+        described = client.get(path_of(served))
         try:
             shapes = {one["name"]: one["shape"] for one in (*described["inputs"], *described["outputs"])}
             _, channels, height, width = (int(length) for length in shapes["images"])
@@ -139,12 +116,10 @@ class Replay:
 
     def stretches(self) -> list[tuple[int, float, float, str]]:
         """Give samples so far, error in the stretch and so far, and the version at its end, of each tenth."""
-        wrong, found = np.array(self.wrong), []
+        wrong, found = 100 * np.array(self.wrong), []
         for part in np.array_split(np.arange(len(wrong)), min(STRETCHES, len(wrong))):
             end = int(part[-1]) + 1
-            found.append(
-                (end, 100 * float(wrong[part].mean()), 100 * float(wrong[:end].mean()), self.versions[end - 1])
-            )
+            found.append((end, float(wrong[part].mean()), float(wrong[:end].mean()), self.versions[end - 1]))
         return found
 
 
@@ -154,19 +129,22 @@ def run_replay(job: ReplayJob, console: Console) -> None:
     def note(text: str) -> None:
         console.print(text, markup=False)
 
-    with InferenceClient(job.url, token=job.token, patience=job.patience, note=note) as client:
-        model = RemoteModel.ask(client, job.model, job.classes)
+    with InferenceClient(job.url, token=read_token(job.token_file), patience=job.patience, note=note) as client:
+        classes = None if job.classes is None else read_lines(job.classes)
+        model = RemoteModel.ask(client, job.name, classes)
         stream = job.stream.build(model)
         shape = (model.channels, *model.size)
         if stream.image_shape != shape:
             said = [" x ".join(map(str, one)) for one in (stream.image_shape, shape)]
             raise ValueError(f"the images are {said[0]}, and the server takes {said[1]}: choose other data")
-        settings = _settings(job, model, stream)
-        if job.out is not None:
-            if file_is_there(job.out, settings, partial(_recorded_settings, job.out)):
-                note(f"{job.out} is there: nothing to do")
+        # What was asked of the server, the stream as `ttac evaluate` names it; the answers depend on its past too.
+        own = {"url": job.url, "served": dataclasses.asdict(model), "rate": job.rate}
+        settings = plain_settings({**own, **stream_settings(stream, model.classes)})
+        if (out := job.out) is not None:
+            if file_is_there(out, settings, lambda: dict(read_json(out, FORMAT)["settings"])):
+                note(f"{out} is there: nothing to do")
                 return
-            job.out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
+            out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
         before = client.get("/status")
         found = _send(job, client, model, stream, console)
         record = _record(job, stream, settings, found, server_between(before, client.get("/status")))
@@ -230,7 +208,7 @@ def _record(
         "segments": found.domain_errors.by_segment(),
         "versions": found.version_changes(),  # samples before, version
         "latency_ms": found.latency.compute(),  # of requests, with all that they waited
-        "latency_from": _latency_from(job),
+        "latency_from": "sending" if job.rate is None else "when it was due",
         "seconds": found.seconds,
         "rate": job.rate,
         "resent": found.resent,
@@ -251,9 +229,9 @@ def _show(record: dict[str, Any], found: Replay, job: ReplayJob, console: Consol
     latency, predictor, adapter = record["latency_ms"], record["server"]["predictor"], record["server"]["adapter"]
     asked = "" if job.rate is None else f" of {job.rate:g} asked for"
     for line in (
-        f"{len(found.wrong) / found.seconds:.1f} images a second{asked}, in requests of {job.stream.scenario.batch}",
+        f"{len(found.wrong) / found.seconds:.1f} images a second{asked}, in requests of {job.stream.batch}",
         f"a request took {latency['p50']:.1f} ms (p50), {latency['p99']:.1f} ms (p99), {latency['max']:.0f} ms at most"
-        f", from {_latency_from(job)}",
+        f", from {record['latency_from']}",
         f"{len(dict.fromkeys(found.versions))} versions answered, the last is {found.versions[-1]}",
         f"sent again: {record['resent']}, refused for a while: {record['refused']}",
         f"of the server meanwhile: {_known(predictor['images'])} images answered, "
@@ -265,22 +243,5 @@ def _show(record: dict[str, Any], found: Replay, job: ReplayJob, console: Consol
         console.print(line, markup=False)
 
 
-def _latency_from(job: ReplayJob) -> str:
-    return "sending" if job.rate is None else "when it was due"
-
-
 def _known(count: int | None) -> str:
     return "unknown" if count is None else str(count)
-
-
-def _settings(job: ReplayJob, model: RemoteModel, stream: Stream) -> dict[str, Any]:
-    """Name what was asked of the server, the stream as `ttac evaluate` does; the answers depend on its past too."""
-    own = {"url": job.url, "served": dataclasses.asdict(model), "rate": job.rate}
-    return plain_settings({**own, **stream_settings(stream, model.classes)})
-
-
-def _recorded_settings(out: Path) -> dict[str, Any]:
-    content = json.loads(out.read_text())
-    if content["format"] != FORMAT:
-        raise ValueError(f"expected the format {FORMAT}")
-    return dict(content["settings"])

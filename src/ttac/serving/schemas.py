@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ttac.serving.protocol import DATATYPES, INPUT, OUTPUTS, ServedModel
+from pydantic import BaseModel, ConfigDict, Field
 
-_ERROR = {
-    "application/json": {
-        "schema": {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
-    }
-}
+from ttac.serving.protocol import HEADER_LENGTH, InferBody, ServedModel
+
+BINARY = {"schema": {"type": "string", "format": "binary"}}
 _TEXTS = {
     202: "The adapter has the command and does it when its update ends",
     400: "The request cannot be understood",
@@ -25,34 +23,84 @@ _TEXTS = {
     429: "Too many images wait; Retry-After says when to come again",
     503: "The server cannot answer in time, or shuts down; Retry-After says when to come again",
 }
-_PARAMETERS = {"type": "object", "additionalProperties": {"type": ["boolean", "number", "string"]}}
-_ANSWERED_TENSOR = {
-    "type": "object",
-    "required": ["name", "datatype", "shape"],
-    "properties": {
-        "name": {"enum": list(OUTPUTS)},
-        "datatype": {"enum": sorted(set(OUTPUTS.values()))},
-        "shape": {"type": "array", "items": {"type": "integer"}},
-        "parameters": {"type": "object", "properties": {"binary_data_size": {"type": "integer"}}},
-        "data": {"type": "array", "items": {"type": "number"}},
-    },
-}
 
 
-def answers(*statuses: int, content: dict[str, Any] | None = None) -> dict[int | str, dict[str, Any]]:
-    """Describe the answers of a route: its own, and errors of the given and of all statuses.
+class Problem(BaseModel):
+    """The form of all errors."""
 
-    >>> sorted(answers(404))
-    [200, 401, 403, 404]
+    error: str
+
+
+class AnsweredTensor(BaseModel):
+    """An output, whose numbers are in `data` or behind the JSON."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] = {}
+    data: list[float] = []
+
+
+class InferAnswer(BaseModel):
+    """The JSON of an answer of the protocol."""
+
+    model_name: str
+    model_version: str
+    id: str = ""
+    outputs: list[AnsweredTensor]
+
+
+class Guess(BaseModel):
+    """A class that an image may be of."""
+
+    label: str
+    number: int = Field(alias="class")
+    probability: float
+
+
+class PredictAnswer(BaseModel):
+    """The answer to an image file: the most probable class, and the next ones."""
+
+    label: str
+    number: int = Field(alias="class")
+    confidence: float
+    top: list[Guess]
+    model_version: str
+
+
+class Reply(BaseModel):
+    """What became of a command, and the version that is served."""
+
+    message: str
+    version: int
+
+
+class NoArguments(BaseModel):
+    """The body of a command, which may be empty."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class RollbackArguments(NoArguments):
+    """The version to go back to; without it, that before the served one."""
+
+    version: int | None = Field(None, ge=1, le=2**53)
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe what comes in the place of an answer, by its status.
+
+    >>> sorted(errors(404, 401))
+    [401, 404]
     """
-    errors: dict[int | str, dict[str, Any]] = {
-        status: {"description": _TEXTS[status], "content": _ERROR if status >= 400 else json_object()}
-        for status in sorted({401, 403, *statuses})
+    return {
+        status: {"description": _TEXTS[status], "model": Problem if status >= 400 else Reply} for status in statuses
     }
-    good: dict[str, Any] = {"description": "Done"}
-    if content is not None:
-        good["content"] = content
-    return {200: good, **errors}
+
+
+def answers(model: type[BaseModel], *statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Describe an answer in JSON, and the errors that may come in its place."""
+    return {200: {"description": "Done", "model": model}, **errors(*statuses)}
 
 
 def of_model(model: ServedModel) -> dict[str, Any]:
@@ -71,124 +119,42 @@ def _part(name: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def infer_body(address: dict[str, Any], model: ServedModel, max_images: int) -> dict[str, Any]:
     """Describe a request of inference, as JSON alone or with the tensor behind it."""
-    channels, height, width = model.shape
-    image: dict[str, Any] = {"type": "number", "minimum": 0, "maximum": 255}
-    nested: dict[str, Any] = image
-    for size in (width, height, channels):
-        nested = {"type": "array", "minItems": size, "maxItems": size, "items": nested}
-    tensor = {
-        "type": "object",
-        "required": ["name", "datatype", "shape"],
-        "properties": {
-            "name": {"const": INPUT},
-            "datatype": {"enum": list(DATATYPES)},
-            "shape": {
-                "type": "array",
-                "prefixItems": [{"type": "integer", "minimum": 1, "maximum": max_images}]
-                + [{"const": size} for size in model.shape],
-                "items": False,
-                "minItems": 4,
-            },
-            "parameters": _PARAMETERS,
-            "data": {
-                "description": "raw pixels in [0, 1], or levels in 0..255 where datatype is UINT8; flat or nested",
-                "type": "array",
-                "anyOf": [{"items": image}, {"items": nested, "maxItems": max_images}],
-            },
-        },
+    request = _whole(InferBody)
+    sizes = [{"type": "integer", "minimum": 1, "maximum": max_images}, *({"const": size} for size in model.shape)]
+    shape = {"type": "array", "prefixItems": sizes, "items": False, "minItems": 4}
+    request["properties"]["inputs"]["items"]["properties"]["shape"] = shape
+    length = {
+        "name": HEADER_LENGTH,
+        "in": "header",
+        "description": "bytes of the JSON, where a tensor follows it in binary",
+        "schema": {"type": "integer", "minimum": 0},
     }
-    output = {
-        "type": "object",
-        "required": ["name"],
-        "properties": {"name": {"enum": list(OUTPUTS)}, "parameters": _PARAMETERS},
-    }
-    request = {
-        "type": "object",
-        "required": ["inputs"],
-        "properties": {
-            "id": {"type": "string"},
-            "parameters": _PARAMETERS,
-            "inputs": {"type": "array", "items": tensor, "minItems": 1, "maxItems": 1},
-            "outputs": {"type": "array", "items": output},
-        },
-    }
-    return {
-        "requestBody": {
-            "required": True,
-            "content": {
-                "application/json": {"schema": request},
-                "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-            },
-        },
-        "parameters": [
-            *address["parameters"],
-            {
-                "name": "Inference-Header-Content-Length",
-                "in": "header",
-                "description": "bytes of the JSON, where a tensor follows it in binary",
-                "schema": {"type": "integer", "minimum": 0},
-            },
-        ],
-    }
+    content = {"application/json": {"schema": request}, "application/octet-stream": BINARY}
+    body = {"required": True, "content": content}
+    return {"requestBody": body, "parameters": [*address["parameters"], length]}
 
 
-def infer_answer() -> dict[str, Any]:
-    """Describe the answer of inference."""
-    schema = {
-        "type": "object",
-        "required": ["model_name", "model_version", "outputs"],
-        "properties": {
-            "model_name": {"type": "string"},
-            "model_version": {"type": "string"},
-            "id": {"type": "string"},
-            "outputs": {"type": "array", "items": _ANSWERED_TENSOR},
-        },
-    }
-    return {
-        "application/json": {"schema": schema},
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-    }
+def _whole(kind: type[BaseModel]) -> dict[str, Any]:
+    """Describe a body in one piece: what is added to a route by hand has no place for definitions."""
+    schema = kind.model_json_schema()
+    definitions = schema.pop("$defs", {})
+
+    def filled(part: Any) -> Any:
+        if isinstance(part, list):
+            return [filled(item) for item in part]
+        if not isinstance(part, dict):
+            return part
+        if "$ref" in part:
+            return filled(definitions[part["$ref"].rpartition("/")[2]])
+        return {name: filled(item) for name, item in part.items()}
+
+    whole: dict[str, Any] = filled(schema)
+    return whole
 
 
-def predict_body() -> dict[str, Any]:
-    """Describe a request with an image file."""
-    binary = {"type": "string", "format": "binary"}
-    form = {"type": "object", "required": ["file"], "properties": {"file": binary}, "additionalProperties": False}
-    kinds = {"image/*": {"schema": binary}, "application/octet-stream": {"schema": binary}}
-    return {"requestBody": {"required": True, "content": {**kinds, "multipart/form-data": {"schema": form}}}}
-
-
-def predict_answer() -> dict[str, Any]:
-    """Describe the answer to an image file."""
-    label = {"label": {"type": "string"}, "class": {"type": "integer"}}
-    top = {
-        "type": "object",
-        "required": ["label", "class", "probability"],
-        "properties": {**label, "probability": {"type": "number"}},
-    }
-    schema = {
-        "type": "object",
-        "required": ["label", "class", "confidence", "top", "model_version"],
-        "properties": {
-            **label,
-            "confidence": {"type": "number"},
-            "top": {"type": "array", "items": top},
-            "model_version": {"type": "string"},
-        },
-    }
-    return {"application/json": {"schema": schema}}
-
-
-def admin_body() -> dict[str, Any]:
-    """Describe the arguments of a command, of which only rollback has one."""
-    schema = {
-        "type": "object",
-        "properties": {"version": {"type": "integer", "minimum": 1, "maximum": 2**53}},
-        "additionalProperties": False,
-    }
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
-
-
-def json_object() -> dict[str, Any]:
-    """Describe any JSON object."""
-    return {"application/json": {"schema": {"type": "object"}}}
+_FILE = {"file": BINARY["schema"]}
+_FORM = {"type": "object", "required": ["file"], "properties": _FILE, "additionalProperties": False}
+_KINDS = {"image/*": BINARY, "application/octet-stream": BINARY, "multipart/form-data": {"schema": _FORM}}
+PREDICT_BODY = {"requestBody": {"required": True, "content": _KINDS}}
+# The arguments of a command, of which only rollback has one.
+ADMIN_BODY = {"requestBody": {"content": {"application/json": {"schema": _whole(RollbackArguments)}}}}

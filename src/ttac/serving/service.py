@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import threading
 import time
@@ -14,22 +13,19 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ttac.model.weights import LoadedModel
-from ttac.serving.app import AdapterAwayError, CommandReply
 from ttac.serving.batcher import Answer, Batcher
-from ttac.serving.channels import MESSAGE_SIZE
+from ttac.serving.channels import MESSAGE_SIZE, Server
+from ttac.serving.errors import RequestError, come_again
 from ttac.serving.history import History
-from ttac.serving.journal import Journal
+from ttac.serving.journal import LOGGER, Journal
 from ttac.serving.live import LiveModel
-from ttac.serving.protocol import ServedModel
-from ttac.serving.server import Server
+from ttac.serving.protocol import PLATFORM, ServedModel
 from ttac.serving.state_folder import StateFolder
 from ttac.serving.weights import WeightsLayout
 
-LOGGER = logging.getLogger("ttac.serving")
 LOOK_EVERY = 0.02  # seconds between two looks for new weights
 SILENCE = 5.0  # seconds without word of the adapter, after which it counts as away
 PATIENCE = 5.0  # seconds that a command is waited for; an update that is under way ends first
@@ -44,35 +40,30 @@ class PredictorService:
     def __init__(self, server: Server, loaded: LoadedModel) -> None:
         job, channels, described = server.job, server.channels, loaded.description
         self.description = ServedModel(
-            job.name,
+            job.served_name,
             server.facts.shape,
             loaded.classifier.num_classes,
             described.classes,
             described.crop_pct,
-            job.method,
+            job.method.method,
         )
         self._channels = channels
         channels.busy[0] = 0  # a predecessor may have been killed in the middle of a pass
-        self._restarts = server.restarts
-        self._device = str(loaded.classifier.mean.device)
+        self._device = str(loaded.classifier.device)
         self._folder = StateFolder(job.state)
         self._journal = Journal(self._folder.events)
         self._live = LiveModel(loaded.classifier, channels.weights)
         self._start_from_disk(loaded)
-        if loaded.classifier.speed.compile:
-            self._compile(job.max_batch)
         self._begun = time.time()
-        self._published = (0, self._begun)  # version, time
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._heard: tuple[int, dict[str, Any]] = (0, {})
         self._closing = threading.Event()
-        names = [self.description.label(number) for number in range(self.description.num_classes)]
-        self.history = History(names)
+        self.history = History(self.description.labels)
         self.batcher = Batcher(
             self._predict,
-            taken=self._hand_on,
+            taken=lambda images: channels.ring.push(images.numpy()),
             max_batch=job.max_batch,
-            wait=job.batch_wait,
+            wait=job.batch_wait_ms / 1000,
             max_waiting=job.max_waiting,
         )
 
@@ -87,14 +78,6 @@ class PredictorService:
                 continue
             self._live.start_from(content, version)
             return
-
-    def _compile(self, most: int) -> None:
-        """Have all code compiled before requests come, which would wait for it.
-
-        The second size's code serves all others, but that torch may have another one for large ones.
-        """
-        for count in sorted({2, 3, max(most, 2)}):
-            self._live.predict(torch.zeros(count, *self.description.shape))
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -120,9 +103,6 @@ class PredictorService:
         finally:
             self._channels.busy[0] = self.batcher.waiting
 
-    def _hand_on(self, images: Tensor) -> None:
-        self._channels.ring.push(images.numpy())
-
     def _look(self) -> None:
         noted = 0.0
         while not self._closing.wait(LOOK_EVERY):
@@ -138,7 +118,8 @@ class PredictorService:
 
     def status(self) -> dict[str, Any]:
         """Describe both processes, as plain values."""
-        version, published = self._served_version()
+        version = self._live.version
+        published = self._folder.published(version) or self._begun
         adapter = dict(self._adapter_status())
         now = time.time()
         guard = adapter.pop("guard", {"enabled": False, "ok": None, "reasons": [], "measures": {}})
@@ -146,11 +127,11 @@ class PredictorService:
         return {
             "name": self.description.name,
             "method": self.description.method,
-            "platform": self.description.platform,
+            "platform": PLATFORM,
             "shape": list(self.description.shape),
             "crop_pct": self.description.crop_pct,
             "named": self.description.classes is not None,
-            "classes": [self.description.label(number) for number in range(self.description.num_classes)],
+            "classes": list(self.description.labels),
             "version": version,
             "uptime_seconds": now - self._begun,
             "predictor": {
@@ -159,7 +140,7 @@ class PredictorService:
                 "version": version,
                 "published": published,
                 "weights_age_seconds": max(now - published, 0.0),
-                "restarts": int(self._restarts[0]),
+                "restarts": int(self._channels.restarts[0]),
                 "waiting": self.batcher.waiting,
                 **self.history.summary(),
             },
@@ -167,7 +148,7 @@ class PredictorService:
                 **adapter,
                 "up": self._adapter_is_up(),
                 "seconds_since_heard": time.monotonic() - adapter["monotonic"] if adapter else None,
-                "restarts": int(self._restarts[1]),
+                "restarts": int(self._channels.restarts[1]),
                 "lag": self._channels.ring.waiting,
                 "dropped": self._channels.ring.dropped,
             },
@@ -184,13 +165,6 @@ class PredictorService:
     def events(self, count: int) -> list[dict[str, Any]]:
         """Give the newest events, oldest first."""
         return self._journal.tail(count)
-
-    def _served_version(self) -> tuple[int, float]:
-        """Give the version that answers, and when it was published."""
-        version = self._live.version
-        if version != self._published[0]:
-            self._published = (version, self._folder.published(version) or time.time())
-        return self._published
 
     def _adapter_status(self) -> dict[str, Any]:
         found = self._channels.status.read(after=self._heard[0])
@@ -212,10 +186,13 @@ class PredictorService:
 
     # Commands
 
-    async def command(self, name: str, arguments: dict[str, Any]) -> CommandReply:
-        """Give the adapter a command, and wait a while for its reply."""
+    async def command(self, name: str, arguments: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """Give the adapter a command, and wait a while for its reply; one that it does not do raises an error.
+
+        The status of HTTP says whether it is done, 200, or the adapter has it and is still busy, 202.
+        """
         if not self._adapter_is_up():
-            raise AdapterAwayError("the adapter is not running; it is being started again")
+            raise come_again(503, "the adapter is not running; it is being started again")
         number = time.time_ns()  # a predictor that was killed may have left replies to its own commands
         reply: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._pending[number] = reply
@@ -224,16 +201,18 @@ class PredictorService:
             try:
                 self._channels.predictor_end.send(message)
             except BlockingIOError as error:
-                raise AdapterAwayError("the adapter does not take commands: too many wait already") from error
+                raise come_again(503, "the adapter does not take commands: too many wait already") from error
             found = await asyncio.wait_for(reply, PATIENCE)
         except asyncio.TimeoutError:
             message_text = f"{name} was passed on; an update is under way, and it is done when that ends"
             if not self._adapter_is_up():  # its successor finds the command, if it did not take it with it
                 message_text = f"{name} was passed on, and the adapter ended: look at /events before you send it again"
-            return CommandReply(done=False, ok=True, message=message_text, version=self._live.version)
+            return 202, {"message": message_text, "version": self._live.version}
         finally:
             del self._pending[number]
-        return CommandReply(done=True, ok=found["ok"], message=found["message"], version=found["version"])
+        if not found["ok"]:
+            raise RequestError(409, found["message"])
+        return 200, {"message": found["message"], "version": found["version"]}
 
     def _hear_replies(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -18,7 +18,7 @@ INTERVAL = 0.5  # seconds
 class StatusBoard:
     """Holds plain values, and publishes them from a thread of its own.
 
-    >>> channels = Channels.make((3, 8, 8), weights_size=100, buffer=4)
+    >>> channels = Channels((3, 8, 8), weights_size=100, buffer=4)
     >>> board = StatusBoard(channels)
     >>> board.set(state="paused")
     >>> board.publish()

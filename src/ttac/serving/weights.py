@@ -24,15 +24,11 @@ class _Entry:
     shape: tuple[int, ...]
     offset: int
 
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
     def view(self, content: bytearray | memoryview) -> Tensor:
         """Give the tensor in `content`, whose memory it shares."""
-        if self.nbytes == 0:
-            return torch.empty(self.shape, dtype=self.dtype)
         count = math.prod(self.shape)
+        if count == 0:
+            return torch.empty(self.shape, dtype=self.dtype)
         return torch.frombuffer(content, dtype=self.dtype, count=count, offset=self.offset).view(self.shape)
 
 
@@ -92,15 +88,13 @@ class WeightsLayout:
     def _check(self, weights: Mapping[str, Tensor]) -> None:
         expected = {entry.name: f"{entry.dtype} {entry.shape}" for entry in self._entries}
         found = {name: f"{tensor.dtype} {tuple(tensor.shape)}" for name, tensor in weights.items()}
-        names = [*expected, *(name for name in found if name not in expected)]
-        differing = [
-            f"{name}: {found.get(name, 'missing')} for {expected.get(name, 'nothing')}"
-            for name in names
-            if found.get(name) != expected.get(name)
-        ]
+        differing = [name for name in {**expected, **found} if found.get(name) != expected.get(name)]
         if differing:
+            said = [
+                f"{name}: {found.get(name, 'missing')} for {expected.get(name, 'nothing')}" for name in differing[:3]
+            ]
             more = ", ..." if len(differing) > 3 else ""
-            raise ValueError(f"the weights are of another model ({', '.join(differing[:3])}{more})")
+            raise ValueError(f"the weights are of another model ({', '.join(said)}{more})")
 
 
 def _aligned(size: int) -> int:
