@@ -29,7 +29,6 @@ class Sent:
     reason: str = ""
     version: int = 0
     logits: NDArray[np.float32] | None = None  # [K], where they were asked for
-    cut: int = 0  # connections that were found cut while idle, before it was sent over a new one
 
     @property
     def milliseconds(self) -> float:
@@ -104,10 +103,10 @@ def drive(
 def _ask(
     client: InferenceClient, model: str, images: NDArray[np.uint8], image: int, due: float, outputs: Sequence[str]
 ) -> Sent:
-    began, cut = time.time(), client.cut
+    began = time.time()
 
     def ended(outcome: Outcome, **more: Any) -> Sent:
-        return Sent(due, began, time.time(), image, outcome, cut=client.cut - cut, **more)
+        return Sent(due, began, time.time(), image, outcome, **more)
 
     try:
         answer = client.infer(model, images[image : image + 1], outputs)

@@ -28,8 +28,8 @@ from timing import Row
 from torch import Tensor, nn
 
 import ttac
+from ttac.adaptation.adapter import Adapter
 from ttac.evaluation.metrics import PeakMemory
-from ttac.methods.windows import WindowAdapter
 from ttac.model.networks import ResNet50
 
 EARLY, ALL = 10_000, 100_000
@@ -64,15 +64,13 @@ def arrivals(samples: int) -> Iterator[Tensor]:
         yield torch.randint(256, (BATCH, 3, 32, 32), generator=generator).float() / 255
 
 
-def make_adapter(network: nn.Module, window: int) -> WindowAdapter:
+def make_adapter(network: nn.Module, window: int) -> Adapter:
     """Make TTAC++ around a network, with statistics of a few images of every class."""
     classifier = ttac.Classifier(network).eval()
     images = next(arrivals(BATCH))[: 4 * CLASSES]
     stats = ttac.SourceStatistics.collect(classifier, [(images, torch.arange(len(images)) % CLASSES)])
     options: dict[str, Any] = {"queue": QUEUE, "passes": 1, "warmup": False}
-    adapter = ttac.adapt(classifier, "ttac++", stats=stats, window=window, walk=window, **options)
-    assert isinstance(adapter, WindowAdapter)
-    return adapter
+    return ttac.adapt(classifier, "ttac++", stats=stats, window=window, walk=window, **options)
 
 
 def at_rest() -> float:
@@ -93,7 +91,7 @@ def follow_stream(threads: int) -> dict[int, Moment]:
     for images in arrivals(ALL):
         adapter(images)
         if adapter.samples_seen in (EARLY, ALL):
-            parts, limit = adapter.memory_parts(), adapter.queue.limit
+            parts, limit = adapter.memory_parts(), adapter.memory_in_use.samples.limit
             found[adapter.samples_seen] = Moment(peak.compute(), at_rest(), parts, limit)
     return found
 
@@ -121,13 +119,13 @@ def measure(*, threads: int = 2) -> list[Row]:
     peak, rest = (f"{size:.0f} MiB after {EARLY:,}" for size in (early.peak, early.rest))
     peak += f"; the {ALL - EARLY:,} images between are {(ALL - EARLY) * 3 * 32 * 32 / MIB:.0f} MiB in 8 bits"
     held = f"of {len(late.parts)} parts, together {sum(late.parts.values()):,} bytes"
-    queue = f"{QUEUE} images: {late.parts['queue'] / MIB:.1f} MiB against {late.queue_limit / MIB:.1f} as float32"
+    queue = f"{QUEUE} images: {late.parts['memory'] / MIB:.1f} MiB against {late.queue_limit / MIB:.1f} as float32"
     sizes = ", ".join(f"{name} {size / MIB:.0f}" for name, size in large.items() if size > MIB)
     return [
         Row("memory at rest, growth over 90,000 samples", late.rest - early.rest, "MiB", ("at most", 1), rest),
         Row("peak memory, growth over 90,000 samples", late.peak - early.peak, "MiB", ("at most", 16), peak),
         Row("largest growth of a part of the adapter", most / MIB, "MiB", ("at most", 0), held),
-        Row("queue as float32 over 8-bit", late.queue_limit / late.parts["queue"], "x", ("at least", 3.9), queue),
+        Row("queue as float32 over 8-bit", late.queue_limit / late.parts["memory"], "x", ("at least", 3.9), queue),
         Row("TTAC++ around ResNet-50, D = 2048, K = 10", sum(large.values()) / MIB, "MiB", None, sizes),
     ]
 

@@ -134,14 +134,13 @@ class Served:
     def __init__(self, bundle: Bundle, method: str, guard: GuardOptions | None, shape: Shape, folder: Path) -> None:
         self.source, stats = bundle.classifier.copy().eval(), bundle.statistics
         self.journal = Journal(folder / "events.jsonl")
-        self._channels = Channels.make(shape, WeightsLayout.of(self.source.model).size, buffer=CHUNK)
+        self._channels = Channels(shape, WeightsLayout.of(self.source.model).size, buffer=CHUNK)
         self._live = LiveModel(self.source.copy(), self._channels.weights)
         self._learner = Learner(
             adapt(self.source, method, stats=stats if method.startswith("ttac") else None, **METHODS[method]),
             None if guard is None else Guard(self.source, stats, guard),
             self._channels,
             StateFolder(folder),
-            self.journal,
             LearnerSettings(snapshot_every=math.inf, publish_every=0.0, chunk=CHUNK),
         )
         self._learner.start()

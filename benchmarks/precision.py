@@ -7,7 +7,6 @@ No bounds, as the gain is the hardware's: bfloat16 is slow on processors without
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -39,30 +38,15 @@ def training_pass(batch: int, **options: Any) -> Callable[[], None]:
     return job
 
 
-def timed(job: Callable[[], None]) -> float:
-    """Give the seconds of one call."""
-    started = time.perf_counter()
-    job()
-    return time.perf_counter() - started
-
-
 def measure(*, threads: int = 2) -> list[Row]:
-    """Compare all options with none, and state how long compilation takes."""
-    compiled = training_pass(WINDOW, compile=True)
-    both = training_pass(WINDOW, compile=True, channels_last=True)
-    warm_up = timed(compiled), timed(both)
-    jobs = (training_pass(WINDOW), training_pass(WINDOW, channels_last=True), compiled, both)
-    plain, *others = median_seconds(*jobs, rounds=3)
-    titles = ("channels-last", "compiled", "compiled, channels-last")
-    rows = [
-        Row(f"{NAME}, {title} / as it is", seconds / plain, "x", None, f"{1000 * seconds:.0f} ms for {WINDOW} images")
-        for title, seconds in zip(titles, others, strict=True)
-    ]
-    rows.append(Row("first compiled pass, ResNet-20", warm_up[0], "s", None, f"channels-last {warm_up[1]:.0f} s"))
+    """Compare all options with none."""
+    plain, laid_out = median_seconds(training_pass(WINDOW), training_pass(WINDOW, channels_last=True), rounds=3)
+    note = f"{1000 * laid_out:.0f} ms for {WINDOW} images"
+    row = Row(f"{NAME}, channels-last / as it is", laid_out / plain, "x", None, note)
     few, narrow = median_seconds(training_pass(FEW), training_pass(FEW, autocast="bfloat16"), rounds=1)
     has = {True: "has", False: "lacks", None: "may have"}[bfloat16_in_hardware()]
     note = f"{1000 * narrow:.0f} ms for {FEW} images; the processor {has} bfloat16 instructions"
-    return [*rows, Row(f"{NAME}, bfloat16 / as it is", narrow / few, "x", None, note)]
+    return [row, Row(f"{NAME}, bfloat16 / as it is", narrow / few, "x", None, note)]
 
 
 if __name__ == "__main__":

@@ -184,7 +184,6 @@ def _losses(sent: list[Sent], faults: list[Fault]) -> list[Row]:
         Row("requests refused", len(refused), "requests", None, "429 or 503"),
         Row("requests lost with their predictor", len(lost), "requests", None, known),
         Row("requests lost without a reason", len(rest), "requests", ("at most", 0), reasons),
-        Row("connections cut while idle", sum(one.cut for one in sent), "requests", None, "sent over a new one"),
     ]
 
 

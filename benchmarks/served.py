@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ttac.data.streams import Scenario
-from ttac.evaluation.evaluate_job import StreamChoice
+from ttac.evaluation.spec import StreamSpec
 from ttac.serving.client import InferenceClient
 from ttac.serving.journal import Journal
 from ttac.serving.replay import RemoteModel
@@ -108,6 +107,5 @@ def stream_levels(server: ServerProcess, data: str, count: int) -> tuple[str, ND
     """Give the name of the served model and images under Gaussian noise for it: `[count, C, H, W]`."""
     with server.client() as client:
         model = RemoteModel.ask(client)
-    scenario = Scenario(samples=count, batch=count)
-    (arrival,) = StreamChoice(data, scenario, corruptions=("gaussian_noise",)).build(model)
+    (arrival,) = StreamSpec(data, samples=count, batch=count, corruption=("gaussian_noise",)).build(model)
     return model.name, (255 * arrival.images).round().byte().numpy()
