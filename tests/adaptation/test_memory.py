@@ -232,3 +232,15 @@ def test_a_state_whose_tensors_have_other_lengths_is_refused() -> None:
     columns["number"] = columns["number"][:3]
     with pytest.raises(ValueError, match="damaged"):
         subject.make().load_state_dict(state)
+
+
+def test_arrivals_after_an_epoch_take_no_more_memory() -> None:
+    subject = checks.subject("ttac")
+    adapter = subject.make()
+    adapter.begin_epoch(0, 1, iter(subject.batches()))
+    adapter.learn(subject.images)
+    sizes = []
+    for _ in range(3):
+        adapter(subject.images)
+        sizes.append(adapter.memory_bytes())
+    assert sizes[0] == sizes[1] == sizes[2]

@@ -159,7 +159,7 @@ class Adapter(Stateful):
         with self._begun(images) as checked:
             self.several_passes = True
             for piece in self._pieces(checked):
-                self._take(piece)
+                self._take(piece, of_epoch=True)
 
     def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         """Say that pass `epoch` (from 0) of `epochs` over the images of `target` begins, in multi-pass protocols."""
@@ -226,11 +226,11 @@ class Adapter(Stateful):
 
     # Learning
 
-    def _take(self, images: Tensor) -> Tensor | None:
+    def _take(self, images: Tensor, *, of_epoch: bool = False) -> Tensor | None:
         """Remember images and learn if they fill the window: its logits `[N_B, K]` if they did, NaN where refused."""
         if self.memory is None:
             return None
-        self.memory.push(images)
+        self.memory.push(images, of_epoch=of_epoch)
         if self.memory.fresh < self.options.window:
             return None
         started = self._now()

@@ -82,22 +82,23 @@ class SampleQueue(Stateful):
         """Give the samples at `slots [n]`, as they were pushed."""
         return self.samples.read(slots)
 
-    def push(self, images: Tensor) -> None:
-        """Store samples `[N, ...]`, forgetting the oldest ones."""
+    def push(self, images: Tensor, *, of_epoch: bool = False) -> None:
+        """Store samples `[N, ...]`, forgetting the oldest ones; those of an epoch are known by their place in it."""
         kept = images.detach()[-self.capacity :]
         first = (self.next + len(images) - len(kept)) % self.capacity
         slots = (first + torch.arange(len(kept))) % self.capacity
         self.samples.write(slots, kept)  # first, as it alone may fail: floats take four times the memory
-        for name, values in self._recalled(len(images), slots).items():
+        for name, values in self._recalled(len(images), slots, of_epoch).items():
             self.columns[name][slots] = values.to(self._device)
         self.walked[slots] = 0
         self.fresh += len(images)
         self.next = (first + len(kept)) % self.capacity
         self.length = min(self.length + len(images), self.capacity)
 
-    def _recalled(self, count: int, slots: Tensor) -> dict[str, Tensor]:
+    def _recalled(self, count: int, slots: Tensor, of_epoch: bool) -> dict[str, Tensor]:
         """Give the columns of the newest samples, for `slots`, of the `count` that come."""
-        if self.archive is None:
+        if self.archive is None or not of_epoch:
+            self.places[slots] = NOWHERE
             return {name: self._blanks(name, len(slots)) for name in self._blank}
         places = self.place + torch.arange(count)
         self.place += count
