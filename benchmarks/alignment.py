@@ -115,7 +115,7 @@ def pulled_gradient(pair: Pair, features: Tensor, *, commit: bool) -> Tensor:
     """Differentiate the pull and store what the features make of the target."""
     features = features.clone().requires_grad_()
     pulls = [each.pull(features, assignment(len(each.anchors.mean))) for each in pair]
-    gradient = torch.autograd.grad(pulls[0][0].carrier + pulls[1][0].carrier, features)[0]
+    gradient = pulls[0][0].gradients[0] + pulls[1][0].gradients[0]
     if commit:
         for each, (_, blend) in zip(pair, pulls, strict=True):
             each.running.commit(blend)
@@ -192,8 +192,7 @@ def thousand_diagonals() -> list[Row]:
 
     def pull() -> None:
         given = features.clone().requires_grad_()
-        value, blend = alignment.pull(given, labels)
-        value.carrier.backward()
+        _, blend = alignment.pull(given, labels)
         alignment.running.commit(blend)
 
     dense = partial(equations.gradient, features[own], torch.searchsorted(touched, labels[own]))
@@ -214,7 +213,8 @@ def peak_of(count: int, threads: int) -> float:
         for _ in range(2):
             features = torch.randn(BATCH, DIM, requires_grad=True)
             pulls = [classes.pull(features, labels), overall.pull(features, torch.zeros_like(labels))]
-            (pulls[0][0].carrier + pulls[1][0].carrier).backward()
+            for pull, _ in pulls:
+                torch.autograd.backward(pull.tensors, pull.gradients)
             for alignment, (_, blend) in zip((classes, overall), pulls, strict=True):
                 alignment.running.commit(blend)
     return peak.compute()

@@ -14,7 +14,7 @@ import ttac
 from ttac.model.networks import ResNet, ResNet50
 
 WINDOW = 256
-VIEWS = {"ttac": 1, "ttac++": 2}  # images that the network has to see a sample
+VIEWS = {"ttac": 1, "ttac++": 2, "ttac++ deep": 2}  # images that the network has to see a sample
 BOUNDS = {"ResNet-20": 1.25, "ResNet-50": 1.15}
 
 
@@ -36,7 +36,8 @@ def update_of(classifier: ttac.Classifier, method: str) -> tuple[Callable[[], No
     images, labels = torch.rand(WINDOW, 3, 32, 32), torch.arange(WINDOW) % 10
     stats = ttac.SourceStatistics.collect(classifier, [(images, labels)])
     options: dict[str, Any] = {"queue": 0, "passes": 1, "warmup": False, "predict": "before", "tau_pp": 0.0}
-    adapter = ttac.adapt(classifier, method, stats=stats, window=WINDOW, **options)
+    name, _, preset = method.partition(" ")
+    adapter = ttac.adapt(classifier, name, stats=stats, preset=preset or None, window=WINDOW, **options)
     seconds: list[float] = []
 
     def job() -> None:
@@ -47,7 +48,7 @@ def update_of(classifier: ttac.Classifier, method: str) -> tuple[Callable[[], No
 
 
 def measure(*, threads: int = 2) -> list[Row]:
-    """Compare updates of TTAC and TTAC++ with forward + backward."""
+    """Compare updates of TTAC, TTAC++ and TTAC++ deep with forward + backward."""
     rows = []
     networks: tuple[tuple[str, nn.Module, int], ...] = (
         ("ResNet-20", ResNet(20, 10), 7),
@@ -56,7 +57,7 @@ def measure(*, threads: int = 2) -> list[Row]:
     for name, network, rounds in networks:
         classifier = ttac.Classifier(network.to(memory_format=torch.channels_last)).eval()  # type: ignore[call-overload]
         for method, views in VIEWS.items():
-            if name == "ResNet-50" and method == "ttac":
+            if name == "ResNet-50" and method != "ttac++":
                 continue  # minutes on a CPU for a smaller claim
             update, seconds = update_of(classifier, method)
             plain, _ = median_seconds(plain_passes(classifier, views), update, rounds=rounds)

@@ -15,7 +15,12 @@ from ttac.benchmark.experiment import load_experiment
 from ttac.benchmark.job import BenchJob
 
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
-PARTS = {"thresholds": 5, "rates": 3, "time": 3}  # shards, of which one is enough: of grids, and of the runs of queue
+PARTS = {
+    "development": 11,
+    "thresholds": 5,
+    "rates": 3,
+    "time": 3,
+}  # shards, of which one is enough: of grids, and of the runs of queue
 NARROW = {"resnet8": 4, "vit_small_32": 24}  # width by network
 
 TINY = """

@@ -176,7 +176,7 @@ def test_predictions_and_saved_states_are_those_of_floats(method: str, monkeypat
 
 
 def test_what_an_adapter_takes_by_hand() -> None:
-    subject = checks.subject("ttac", queue=32)
+    subject = checks.subject("ttac", queue=32, momentum=0.9)
     adapter = subject.make()
     assert isinstance(adapter, Adapter)
     eight_bit = (255 * subject.images).round() / 255
@@ -191,7 +191,8 @@ def test_what_an_adapter_takes_by_hand() -> None:
     assert parts["memory"] == 32 * (pixels + 4 * classes + 4 * 8) + 4 * classes + 2 * 8  # and a blank row
     assert adapter.memory_in_use.samples.limit == 32 * 4 * pixels
     gaussians = (classes + 1) * (width * width + width) * 4
-    assert parts["knowledge"] == gaussians
+    depths = sum((channels * channels + channels) * 4 for channels in (4, 8, 16))  # of the outputs of blocks
+    assert parts["knowledge"] == gaussians + depths
     assert parts["method"] >= 2 * gaussians  # anchors and running ones, and what is cached of the first
     assert adapter.memory_bytes() == sum(parts.values())
     adapter(subject.images[:8])  # not 8-bit

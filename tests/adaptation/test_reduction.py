@@ -69,14 +69,17 @@ def with_reduction(adapter: Adapter, reduction: Reduction) -> Adapter:
 
 @pytest.mark.parametrize("method", LEARNING)
 def test_every_step_is_reduced_and_decided_once(method: str) -> None:
-    subject = checks.subject(method, passes=1, queue=0)
+    subject = checks.subject(method, passes=1, queue=0, **({"copies": 1} if method == "ttt-r" else {}))
     plain, noting = subject.make(), Noting()
     reduced = with_reduction(subject.make(), noting)
     assert torch.equal(reduced(subject.images), plain(subject.images))
     steps = plain.counters()["steps"]
     assert steps == 5
-    assert noting.asked["decide"] == noting.asked["gradients"] == noting.asked["count"] == steps
+    assert noting.asked["gradients"] == steps
+    # TTAC++ also takes statistics after an update of one step here, and decides whether to keep them.
+    assert noting.asked["decide"] == steps * (2 if method == "ttac++" else 1)
     assert noting.asked["batch_norm"] >= steps
+    assert noting.asked["count"] >= steps
     alignments = {"ttac": 2, "ttac++": 2, "ttac+shot": 2, "ttt++": 1}.get(method, 0)
     assert noting.asked["gather"] == 2 * alignments * steps
     assert noting.asked["own"] == alignments * steps
@@ -126,8 +129,12 @@ def waits_of(method: str, **options: Any) -> list[str]:
 
 @pytest.mark.parametrize("method", ["tent", "self-training", "ttt++", "ttac", "ttac++"])
 def test_a_step_waits_for_the_device_once_to_be_decided(method: str) -> None:
-    """TTAC and TTAC++ wait once more, for the assignment of samples to classes, which `_group` takes to the host."""
-    assert waits_of(method) == ["decide"]
+    """TTAC and TTAC++ wait once more, for the assignment of samples to classes, which `_group` takes to the host.
+
+    An update of TTAC++ has three waits beside its steps: how strong views may be, what is told of it, and whether its
+    statistics are finite.
+    """
+    assert waits_of(method) == (["follow", "decide", "measures", "decide"] if method == "ttac++" else ["decide"])
 
 
 class OneOfTwo(Noting):
@@ -154,7 +161,7 @@ def test_two_ranks_pull_as_one_does() -> None:
         alignment = Alignment(anchors, ridge=0.1, clip=32, means_only=False, reduction=reduction)
         part = features[rows].clone().requires_grad_()
         pull, _ = alignment.pull(part, labels[rows])
-        return torch.autograd.grad(pull.carrier, part)[0]
+        return pull.gradients[0]
 
     halves = [slice(0, 4), slice(4, 8)]
     ranks = [gradient(half, OneOfTwo(half, {2: features, 1: labels})) for half in halves]

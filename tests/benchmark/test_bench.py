@@ -19,6 +19,7 @@ from ttac.benchmark.experiment import load_experiment
 from ttac.benchmark.job import Bench, BenchJob
 from ttac.benchmark.runs import expand
 from ttac.cli import main
+from ttac.common.files import text_hash
 from ttac.data.streams import Scenario, Stream, corrupted_domains
 from ttac.evaluation.records import Record
 from ttac.source.bundle import load_bundle, save_bundle
@@ -101,6 +102,7 @@ def test_null_takes_a_key_out_at_any_depth(file: Path) -> None:
         ("surprise=1", "surprise"),
         ("targets.C10-C.surprise=1", "surprise"),
         ("sources.plain.surprise=1", "surprise"),
+        ("sources.plain.strong=2", "strong must be from 0 to 1, not 2"),
         ("runs=[{methods: [test], protocol: N-O-SF, surprise: 1}]", "surprise"),
         ("options.surprise=1", "option of any method: 'surprise'"),
         ("method_options.ttac.windo=1", "did you mean window?"),
@@ -119,6 +121,14 @@ def test_null_takes_a_key_out_at_any_depth(file: Path) -> None:
         ("targets.C10-C.severities=[6]", "severities"),
         ("targets.C10-C.preset=papr", "did you mean paper"),
         ("targets.C10-C.sources={plan: plain}", "'plan'"),
+        ("targets.C10-C.strength=[0.1]", "in place of severities"),
+        ("targets.C10-C={severities: null, strength: [99]}", "gaussian_noise takes a number within ten times"),
+        ("runs=[{methods: [tent], protocol: N-O-SF, preset: deep}]", "unknown preset of tent: 'deep'"),
+        ("runs=[{methods: [test], protocol: N-O-SF, source: [plain, plan]}]", "'plan'"),
+        ("runs=[{methods: [test], protocol: N-O-SF, tables: [harm]}]", "unknown table: 'harm'"),
+        ("tables={harm: {title: Harm, against: bn}}", "unknown method of the runs: 'bn'"),
+        ("tables={harm: {title: Harm, metric: hours}}", "hours"),
+        ("sources.plain.amp=bf8", "bf8"),
         ("targets.C10-C.domains=[fog]", "not both"),
         ("targets.C10-C.samples=0", "samples must be at least 1, not 0"),
         ("targets.C10-C.samples=many", "many"),
@@ -179,6 +189,7 @@ def test_files_that_are_no_experiment(
         (["--shard", "3/2"], "--shard"),
         (["--shard", "0/2"], "--shard"),
         (["--shard", "half"], "--shard"),
+        (["--only", "*shot*"], "no run is called *shot*"),
         (["--source", "plain"], "--source"),
         (["--source", "plan=here"], "unknown source of the experiment: 'plan'"),
         (["--source", "plain=nowhere"], "no bundle of ttac train in nowhere"),
@@ -204,7 +215,53 @@ def test_a_row_may_tell_runs_of_a_grid_apart(file: Path) -> None:
     assert runs[2].options == {"window": 20, "queue": 0, "lr": 0.1, "passes": 2}
 
 
+def test_an_entry_may_name_several_sources_and_a_preset(file: Path) -> None:
+    other = "sources.other={data: digits, init: plain}"
+    preset = "targets.C10-C.preset=paper"  # of those that have it, where an entry names none
+    many = "{methods: [ttac, ttac++], protocol: N-O-SL, source: [plain, other], column: '{source}'}"
+    fast = "{methods: [ttac], protocol: N-O-SL, preset: fast, options: {queue: 4096}, row: fast, column: '{source}'}"
+    found = expand(load_experiment(file, "tiny", [other, preset, f"runs=[{many}, {fast}]"]))
+    assert [(run.source, run.method, run.preset) for run in found][::2] == [
+        ("plain", "ttac", "paper"), ("plain", "ttac++", "paper"), ("other", "ttac", "paper"),
+        ("other", "ttac++", "paper"), ("plain", "ttac", "fast"),
+    ]  # fmt: skip
+    assert [run.column for run in found][::2] == ["plain", "plain", "other", "other", "plain"]
+
+
+def test_keys_that_sources_had_not_before_leave_their_place_as_it_was(file: Path, cache: Path) -> None:
+    def place(*overrides: str) -> Path:
+        return Bench(BenchJob(file, file.parent, "tiny", overrides, cache=cache)).prerequisites.bundle("plain")
+
+    recipe = {
+        "data": "digits", "arch": "resnet8", "arch_options": {"width": 4, "stem_stride": 2}, "objective": "ce",
+        "init": None, "epochs": 1, "batch": 64, "lr": 0.1, "weight_decay": 0.0005, "seed": 0, "size": None,
+    }  # fmt: skip
+    assert place() == cache / "sources" / f"plain-{text_hash([str(recipe)])}"
+    places = [place(), place("sources.plain.amp=bf16"), place("sources.plain.strong=0.5")]
+    assert len(set(places)) == 3
+    assert place("sources.plain.amp=auto", "sources.plain.strong=0.0") == place()
+
+
 # What runs, and what runs again
+
+
+def test_some_runs_alone_can_be_done(file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(file, cache, "--only", "*-test-*", "*-tent-contrast-*") == 0
+    done = [name for name in RUNS if "-test-" in name or "-tent-contrast-" in name]
+    assert sorted(saved(file)) == sorted(done)
+    assert json.loads((folder(file) / "experiment.json").read_text())["runs"] == RUNS
+    assert bench(file, cache, "--only", "*contrast*", "--shard", "2/2") == 0  # of test, tent and ttac
+    assert "0 runs, 1 done before" in capsys.readouterr().out
+    assert sorted(saved(file)) == sorted(done)
+
+
+def test_a_strength_reaches_the_stream(file: Path, cache: Path) -> None:
+    target = "targets.C10-C={corruptions: [jpeg_compression], severities: null, strength: [30]}"
+    assert bench(file, cache, "--set", target, FEW[1]) == 0
+    (record,) = saved(file).values()
+    assert record.provenance["run"]["data"]["strength"] == [30]
+    (domain,) = record.provenance["stream"]["domains"]
+    assert (domain["name"], domain["strength"]) == ("jpeg_compression", [30])
 
 
 def test_what_has_a_record_is_left_alone(file: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,6 +376,18 @@ def test_a_source_is_known_by_those_that_it_starts_from(file: Path, cache: Path)
     first, second = (bench.settings(bench.runs[0])["training"] for bench in settings)
     assert first["init"] == {"data": "digits", "arch": "resnet8", "epochs": 1}
     assert first != second
+
+
+def test_a_source_may_see_strong_views(file: Path, cache: Path) -> None:
+    plain, none, half = (
+        Bench(BenchJob(file, file.parent, "tiny", overrides, cache=cache)).prerequisites
+        for overrides in ((), ("sources.plain.strong=0",), ("sources.plain.strong=0.5",))
+    )
+    assert plain.bundle("plain") == none.bundle("plain") != half.bundle("plain")
+    assert half.training("plain") == {**plain.training("plain"), "strong": 0.5}
+    few = ["--set", "sources.plain.strong=0.5", "runs=[{methods: [test], protocol: N-O-SF}]"]
+    assert bench(file, cache, *few) == 0
+    assert load_bundle(half.bundle("plain")).training["settings"]["strong"] == 0.5
 
 
 def test_a_bundle_without_statistics_is_not_taken_for_one_with_them(

@@ -8,21 +8,25 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 from rich.console import Console
 
 import ttac.benchmark.job
 from bench_helpers import EXPERIMENTS, InlineExecutor, shared_cache, small_job
+from ttac.adaptation.memory import SampleQueue
 from ttac.benchmark.experiment import Experiment, load_experiment
 from ttac.benchmark.job import Bench, run_bench
 from ttac.benchmark.report.published import PublishedTable, published_tables
 from ttac.benchmark.runs import PlannedRun, expand
-from ttac.data.corruptions import CORRUPTIONS
+from ttac.data.corruptions import CORRUPTIONS, EXTRA
 from ttac.data.sets.specs import SPECS
 from ttac.evaluation.records import Record
 from ttac.methods.registry import methods
+from ttac.model.inputs import ImageInput
 
 FILES = sorted(EXPERIMENTS.glob("*.yaml"))
 LARGE = ("cpu", "paper")
+SCHEDULE = ("queue", "walk", "passes")
 # (group, row) that the paper lacks, and those of the paper that are not run; its reason stands in the experiment.
 BEYOND = {
     "protocols": {("N-O-SF", "AdaContrast"), ("N-M-SF", "AdaContrast"), ("N-M-SF", "Self-Training")},
@@ -64,6 +68,18 @@ def test_it_expands_at_every_scale(file: Path, scale: str) -> None:
         assert (run.statistics is None) == ("statistics" not in methods()[run.method].capabilities.needs)
     data = {spec.data for spec in (*experiment.sources.values(), *experiment.targets.values())}
     assert data <= ({"digits", "glyphs"} if scale == "tiny" else set(SPECS))
+
+
+@every_file
+@pytest.mark.parametrize("scale", ["tiny", *LARGE])
+def test_all_rows_of_a_table_predict_at_the_same_moment(file: Path, scale: str) -> None:
+    """Adapt on the window, then predict it, as the paper's numbers were made; TEST adapts to nothing."""
+    _, runs = expanded(file, scale)
+    for run in runs:
+        method = methods()[run.method]
+        chosen = method.presets[run.preset] if run.preset else {}
+        options = method.options_type(**{**chosen, **run.options})
+        assert getattr(options, "predict", None) == (None if run.method == "test" else "after"), run.name
 
 
 @every_file
@@ -122,6 +138,39 @@ def test_the_protocol_table_averages_the_fifteen_corruptions_for_each_seed() -> 
     assert {(run.domain, run.seed) for run in cell} == {(name, seed) for name in CORRUPTIONS for seed in (0, 1, 2)}
     assert len(cell) == 45
     assert {run.severity for run in cell} == {5}
+
+
+def test_development_streams_are_none_that_the_tables_have() -> None:
+    experiment, runs = expanded(EXPERIMENTS / "development.yaml", "cpu")
+    shifted = {(run.domain, run.severity) for run in runs if run.target == "C10-C"}
+    assert shifted == {(name, 5) for name in EXTRA}
+    mild = {(run.target, run.domain, run.severity) for run in runs if run.target != "C10-C"}
+    assert mild == {
+        ("clean", None, None), ("jpeg-30", "jpeg_compression", None), ("brightness-1", "brightness", 1),
+        ("low-contrast", "contrast", 2),
+    }  # fmt: skip
+    assert experiment.targets["jpeg-30"].strength == [30]
+    assert {run.options.get("predict") for run in runs if run.method != "test"} == {"after"}
+    assert {run.samples for run in runs} == {5120}
+    assert {(run.channels_last, run.autocast) for run in runs} == {(True, "bfloat16")}
+    places = {(run.group, run.row, run.source, run.column, run.part) for run in runs}
+    assert len(places) == len(runs)
+
+
+def test_development_runs_take_one_step_a_window_or_four() -> None:
+    _, runs = expanded(EXPERIMENTS / "development.yaml", "cpu")
+    schedules = {(run.column.rpartition(", ")[2], *map(run.options.get, SCHEDULE)) for run in runs if run.options}
+    assert schedules == {("1 step", 0, 0, 1), ("4 steps", 4096, 1024, 1)}
+    queue = SampleQueue(4096, ImageInput(None, None, 1))
+    steps = []
+    for window in range(20):
+        queue.push(torch.zeros(256, 1, 1, 1))
+        batches = list(queue.minibatches(256, torch.Generator().manual_seed(window), walk=1024))
+        assert set(queue.newest(256).tolist()) <= set(torch.cat(batches).tolist())
+        assert {len(batch) for batch in batches} == {256}
+        steps.append(len(batches))
+        queue.settle()
+    assert steps == [1, 2, 3, *[4] * 17]
 
 
 @every_file

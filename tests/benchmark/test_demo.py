@@ -29,6 +29,8 @@ def test_small_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     for shift, by_method in records.items():
         assert list(by_method) == [contender.title for contender in demo.CONTENDERS]
         assert all(record.samples == 110 for record in by_method.values())
+        moments = {record.provenance["predict"] for title, record in by_method.items() if title != "TEST"}
+        assert moments == {"after"}  # the rows of one table
         stored = Record.load(tmp_path / "out" / "records" / f"{shift.replace(' ', '-')}-TTACpp-(SL).json")
         assert stored == by_method["TTAC++ (SL)"]
         assert stored.provenance["domain"] == shift
@@ -44,4 +46,6 @@ def test_whole_demo_keeps_its_promises(tmp_path: Path) -> None:
 
     assert all((by_method["TEST"].error or 0.0) > 25 for by_method in records.values()), "a shift that TEST survives"
     assert mean("TTAC++ (SL)") <= mean("TEST") / 2
-    assert mean("TTAC++ (SL)") < min(mean("BN"), mean("TENT"))
+    assert mean("TTAC++ deep (SL)") < mean("TTAC++ (SL)") < min(mean("BN"), mean("TENT"))
+    # No more is promised: TTAC was half a point to one below deep, and source-free TTAC++ is below or above BN by the
+    # network that training happens to give.

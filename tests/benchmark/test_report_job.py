@@ -92,6 +92,33 @@ def test_the_overview_shows_every_table_and_figure(report: Path) -> None:
     assert "| N-O-SL | TTAC | 30.00 |" in text
 
 
+def test_several_tables_of_an_experiment_share_their_records(tmp_path: Path) -> None:
+    runs = []
+    for group, row, error in (("N-O-SF", "BN", 20.0), ("N-O-SL", "TTAC", 18.5)):
+        run = place(group, row, "C10-C")
+        runs.append((run, made_up(run, error, latency_ms={"update": {"count": 2, "mean": 3 * error}})))
+    names = [run["name"] for run, _ in runs]
+    tables = {
+        "errors": {"title": "error", "runs": names},
+        "harm": {"title": "harm", "against": "bn", "runs": names},
+        "cost": {"title": "cost", "metric": "update", "runs": names},
+        "rest": {"title": "nothing yet", "runs": []},
+    }
+    write_results(tmp_path / "results", "development", runs, tables=tables)
+    out = tmp_path / "out"
+    assert main(["report", str(tmp_path / "results"), "--out", str(out)]) == 0
+    files = {f"tables/development-tiny-{name}.{suffix}" for name in tables for suffix in ("md", "csv", "tex")}
+    assert files_below(out) == files | {"index.html", "README.md"}
+    errors, harm, cost = ((out / f"tables/development-tiny-{name}.md").read_text() for name in list(tables)[:3])
+    assert "| N-O-SL | TTAC | 18.50 |" in errors
+    assert "| N-O-SL | TTAC | -1.50 |" in harm
+    assert "Points of error above BN, mean; lower is better" in harm
+    assert "| N-O-SL | TTAC | 0.0555 |" in cost
+    page = html.unescape((out / "index.html").read_text())
+    assert "2 of 2, over 4 tables" in page
+    assert "0.0555 s an update" in page
+
+
 def test_a_second_report_replaces_its_files_and_keeps_others(tmp_path: Path) -> None:
     run = place("N-O-SF", "BN", "C10-C")
     write_results(tmp_path / "results", "protocols", [(run, made_up(run, 12.5))])

@@ -87,6 +87,8 @@ def broken_json(path: Path) -> None:
         lambda c: c.update(error=float("nan")),
         lambda c: c.update(seconds=float("inf")),
         lambda c: c.update(samples=0),
+        lambda c: c.update(latency_ms={"update": {"mean": "long"}}),
+        lambda c: c.update(latency_ms=[]),
         lambda c: c.pop("samples"),
         lambda c: c.update(cumulative_error=[[1]]),
         lambda c: c.update(provenance={}),
@@ -134,7 +136,7 @@ def test_an_experiment_that_is_not_one_is_refused_by_name(tmp_path: Path, change
 def test_names_that_would_leave_the_report_are_refused(tmp_path: Path) -> None:
     run = place("N-O-SF", "BN", "C10-C")
     write_results(tmp_path, "a b<c>", [(run, made_up(run))])
-    with pytest.raises(ValueError, match="names of experiments and scales are letters"):
+    with pytest.raises(ValueError, match="names of experiments, scales and tables are letters"):
         load_results(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -15,7 +16,7 @@ from report_helpers import made_up, place, write_failure, write_results
 
 from ttac.benchmark.report.orders import Ordering, compare_order, paired_differences, standard_error
 from ttac.benchmark.report.published import PublishedRow, PublishedTable
-from ttac.benchmark.report.results import load_results
+from ttac.benchmark.report.results import by_table, load_results
 from ttac.benchmark.report.tables import Table, make_table
 
 
@@ -110,6 +111,49 @@ def test_seconds_are_those_of_a_sample(tmp_path: Path) -> None:
     table = table_of(tmp_path)
     assert [row.cells["no queue"].mean for row in table.rows] == [0.003, 0.005]
     assert [row.cells["no queue"].best for row in table.rows] == [True, False]
+
+
+def test_tables_compare_with_a_method_on_the_same_streams(tmp_path: Path) -> None:
+    random.seed(2)
+    runs, errors, updates = [], {}, {}
+    for source, domain, (group, row) in itertools.product(
+        ("plain", "other"), ("fog", "snow"), (("-", "TEST"), ("N-O-SF", "BN"), ("N-O-SL", "TTAC"))
+    ):
+        run = place(group, f"{row}, {source}", "1 step", domain=domain, method=row.lower(), source=source)
+        errors[row, source, domain], updates[row, source, domain] = random.uniform(5, 60), random.uniform(100, 900)
+        latency = {"count": 0} if row == "TEST" else {"count": 5, "mean": updates[row, source, domain]}
+        runs.append((run, made_up(run, errors[row, source, domain], latency_ms={"update": latency})))
+    alone = place("N-O-SL", "TTAC, plain", "4 steps", method="ttac")  # BN has no such run
+    names = [run["name"] for run, _ in runs]
+    tables = {
+        "harm": {"title": "harm", "against": "bn", "runs": [*names, alone["name"]]},
+        "cost": {"title": "cost", "about": "Times.", "metric": "update", "against": "bn", "runs": names},
+        "update": {"title": "update", "metric": "update", "runs": names[:3]},
+    }
+    write_results(tmp_path, "development", [*runs, (alone, made_up(alone))], tables=tables)
+    (experiment,), _ = load_results(tmp_path)
+    harm, cost, update = (make_table(part, {}) for part in by_table(experiment))
+    assert [table.experiment.key for table in (harm, cost, update)] == [
+        "development-tiny-harm", "development-tiny-cost", "development-tiny-update",
+    ]  # fmt: skip
+    for row in harm.rows:
+        method, source = row.title.split(", ")
+        differences = [errors[method, source, domain] - errors["BN", source, domain] for domain in ("fog", "snow")]
+        assert row.cells["1 step"].mean == pytest.approx(sum(differences) / 2)
+        assert "4 steps" not in row.cells
+        assert not row.cells["1 step"].best
+    assert [row.title for row in cost.rows] == ["BN, plain", "TTAC, plain", "BN, other", "TTAC, other"]
+    for row in cost.rows:
+        method, source = row.title.split(", ")
+        multiples = [updates[method, source, domain] / updates["BN", source, domain] for domain in ("fog", "snow")]
+        assert row.cells["1 step"].mean == pytest.approx(sum(multiples) / 2)
+    assert [row.cells["1 step"].mean for row in update.rows] == [
+        pytest.approx(updates[row, "plain", "fog"] / 1000) for row in ("BN", "TTAC")
+    ]
+    assert (harm.unit, harm.digits) == ("points of error above BN", 2)
+    assert (cost.unit, cost.digits) == ("seconds an update, in multiples of BN's", 2)
+    assert (update.unit, update.digits) == ("seconds an update", 4)
+    assert (harm.experiment.about, cost.experiment.about) == ("Made up for a test.", "Times.")
 
 
 def test_the_lowest_of_a_column_and_group_is_best_and_ties_are_shared(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -23,6 +24,8 @@ def test_the_table_lists_every_method(capsys: pytest.CaptureFixture[str], monkey
     assert main(["methods", "--verbose"]) == 0
     said = capsys.readouterr().out
     assert all(f"{name}: {method.capabilities.citation}" in said for name, method in methods().items())
+    assert "  predict = after: when a sample is predicted" in said
+    assert "  presets: fast, deep, paper" in said
 
 
 def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,5 +38,8 @@ def test_json_has_everything(capsys: pytest.CaptureFixture[str]) -> None:
         assert rows[name]["needs"] == list(able.needs)
         assert (rows[name]["title"], rows[name]["changes"]) == (able.title, able.changes)
         assert rows[name]["citation"] == able.citation
+        assert rows[name]["presets"].keys() == method.presets.keys()
+        assert list(rows[name]["options"]) == [option.name for option in dataclasses.fields(method.options_type)]
     assert rows["test"]["predicts"] == "-"
+    assert rows["tent"]["options"]["lr"] == {"default": 1e-3, "help": "rate of every step"}
     assert rows["ttac++"]["predicts"] == "after"

@@ -41,7 +41,7 @@ def test_statistics_are_collected_by_subfolder_or_by_prediction(
     collect = ["stats", "collect", "--model", f"{world}/model.safetensors", "--out", f"{world}/stats"]
     assert main([*collect, "--images", f"{world}/source", "--family", "diagonal"]) == 0
     said = capsys.readouterr().out
-    assert "41 images, 10 to 11 in each of 4 classes by label, diagonal covariances, 2 unreadable" in said
+    assert "41 images, 10 to 11 in each of 4 classes by label, diagonal covariances, 3 depths, 2 unreadable" in said
     stats = SourceStatistics.load(world / "stats", load_model(f"{world}/model.safetensors").classifier)
     assert stats.origin.counts == (11, 10, 10, 10)
 

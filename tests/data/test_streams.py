@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from dataclasses import replace
@@ -10,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from ttac.data.corruptions import Corruption
@@ -364,3 +366,14 @@ def test_a_sample_is_corrupted_alike_in_whatever_stream_it_comes() -> None:
             start += len(images)
     first, *_ = Stream(domains, Scenario("continual")).describe()["domains"]
     assert (first["corruption"], first["severity"], first["seed"]) == ("gaussian_noise", 1, 3)
+
+
+def test_a_strength_of_ones_own_takes_the_place_of_severities() -> None:
+    pixels = torch.randint(0, 256, (6, 3, 32, 32), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    clean = from_tensors(pixels, torch.arange(6), CLASSES)
+    (domain,) = corrupted_domains(clean, ["jpeg_compression"], strength=(30,))
+    assert (domain.mark, domain.notes["strength"]) == ("jpeg_compression", [30])
+    for row, image in enumerate(domain.images.read(torch.arange(6))):
+        file = io.BytesIO()
+        Image.fromarray(pixels[row].permute(1, 2, 0).numpy()).save(file, "JPEG", quality=30)
+        assert np.array_equal(image.permute(1, 2, 0).numpy(), np.asarray(Image.open(file)))

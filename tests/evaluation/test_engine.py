@@ -199,8 +199,9 @@ def test_records_of_before_domains_are_still_read(tmp_path: Path) -> None:
     del content["domain_error"], content["segments"]
     (tmp_path / "old.json").write_text(json.dumps(content))
     assert Record.load(tmp_path / "old.json") == record
-    for path in sorted((Path(__file__).parents[2] / "results").rglob("*-0.json"))[:3]:
-        assert Record.load(path).samples
+    committed = Path(__file__).parents[2] / "results"
+    for name in ("severities/test.json", "serve/source.json"):  # of before losses and measures, too
+        assert Record.load(committed / name).samples
 
 
 def test_peak_memory_sees_a_peak() -> None:

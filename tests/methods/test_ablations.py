@@ -29,9 +29,10 @@ ABLATIONS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("options", ABLATIONS, ids=str)
 def test_every_switch_changes_the_outcome_and_keeps_the_promises(options: dict[str, Any]) -> None:
     # With a threshold between the posteriors of a random network, filters let some samples through and not others.
-    subject = checks.subject("ttac++", tau_pp=0.3, **options)
+    usual: dict[str, Any] = {"tau_pp": 0.3, "filter": "temporal+posterior"}
+    subject = checks.subject("ttac++", **usual | options)
     images = subject.images
-    adapters = [made.make() for made in (checks.subject("ttac++", tau_pp=0.3), subject)]
+    adapters = [made.make() for made in (checks.subject("ttac++", **usual), subject)]
     for adapter in adapters:
         adapter(images)
     assert not torch.equal(*(adapter.predict(images) for adapter in adapters))
@@ -156,7 +157,8 @@ def test_moment_distance_is_relative_to_the_source() -> None:
     covariances = roots @ roots.mT
     source, target = (Gaussians(means[i : i + 1], Full(covariances[i : i + 1])) for i in range(2))
     expected = (means[0] - means[1]).dot(means[0] - means[1]) / covariances[0].trace()
-    expected += ((covariances[0] - covariances[1]) ** 2).sum() / torch.linalg.matrix_norm(covariances[0]) ** 2
+    around = covariances[0].trace() ** 2 + torch.linalg.matrix_norm(covariances[0]) ** 2
+    expected += 2 * ((covariances[0] - covariances[1]) ** 2).sum() / around
     assert moment_distance(source, target).item() == pytest.approx(expected.item())
     scaled = (Gaussians(3 * g.mean, Full(9 * g.covariance.dense())) for g in (source, target))
     assert moment_distance(*scaled).item() == pytest.approx(expected.item())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -95,9 +96,10 @@ def test_steps_are_the_published_ones(epochs: int | None) -> None:
                 features, logits = slow.features_and_logits(images)
             memory = (memory + list(zip(features, logits.softmax(1), strict=True)))[-limit:]
             labels = [naive_votes(query, memory, 3) for query in queries]
-            query, query_logits = online.features_and_logits(strong_view(images, generator, flip=False, operations=0))
+            view = partial(strong_view, images, generator, flip=False, kind="own-range", operations=0)
+            query, query_logits = online.features_and_logits(view())
             with torch.no_grad():
-                key = slow.features(strong_view(images, generator, flip=False, operations=0))
+                key = slow.features(view())
             contrast = []
             for i, label in enumerate(labels):
                 others = [vector for vector, other in keys if other != label]
@@ -137,12 +139,18 @@ def test_it_runs_under_its_protocols_alone() -> None:
         ttac.evaluate(subject.make(), stream, "N-O-SL")
 
 
-def test_predictions_on_the_fly_are_of_weak_views_before_their_step() -> None:
-    subject = checks.subject("adacontrast", **PLAIN, lr=10.0)
+def test_what_is_predicted_is_the_image_itself() -> None:
+    subject = checks.subject("adacontrast", queue=0, passes=1)
     adapter = subject.make()
-    model = training(adapter.classifier.copy())
-    images = subject.images[: checks.WINDOW]
-    torch.testing.assert_close(adapter(images), model(images).detach(), rtol=1e-4, atol=1e-5)
+    assert adapter.options.flip
+    assert adapter.options.crop
+    for images in subject.batches()[:3]:
+        logits = adapter(images)
+        model = adapter.classifier.copy().eval()
+        torch.testing.assert_close(logits, model(images).detach(), rtol=1e-4, atol=1e-5)
+        assert float((logits - model(images.flip(-1)).detach()).abs().max()) > 1e-3
+    with pytest.raises(ValueError, match="predict must be before or after"):  # an update has logits of weak views
+        checks.subject("adacontrast", predict="during")
 
 
 def test_a_sample_votes_once_however_often_the_queue_is_walked() -> None:

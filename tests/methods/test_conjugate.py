@@ -62,7 +62,7 @@ def test_the_conjugate_of_cross_entropy_is_entropy() -> None:
 
 
 def test_with_cross_entropy_it_is_tent() -> None:
-    subject = checks.subject("conjugate", predict="during")
+    subject = checks.subject("conjugate")
     conjugate, tent = subject.make(), checks.subject("tent").make()
     for images in subject.batches():
         torch.testing.assert_close(conjugate(images), tent(images), rtol=1e-4, atol=1e-5)

@@ -42,7 +42,7 @@ def test_limits_are_said_as_people_do() -> None:
             options(**wrong)
 
 
-@pytest.mark.parametrize("name", ["class_weight", "global_weight", "hold_weight", "rate_budget"])
+@pytest.mark.parametrize("name", ["class_weight", "global_weight", "hold_weight", "rate"])
 def test_what_is_not_finite_is_no_option(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         methods()["ttac"].options_type(**{name: float("nan")})
@@ -65,7 +65,7 @@ def test_the_fast_preset_walks_a_part_of_the_queue_once(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["ttac++", "tent", "shot", "bn"])
-def test_a_walk_bounds_the_steps_of_an_update_and_shares_out_the_same_rate(method: str) -> None:
+def test_a_walk_bounds_the_steps_of_an_update_and_the_rate_goes_by_them(method: str) -> None:
     classifier = Classifier(ResNet(8, 4, width=4))
     stats = SourceStatistics.infer(classifier) if method == "ttac++" else None
     adapter: Any = ttac.adapt(classifier, method, stats=stats, window=4, queue=16, walk=8, passes=2)
@@ -80,7 +80,7 @@ def test_a_walk_bounds_the_steps_of_an_update_and_shares_out_the_same_rate(metho
     for last in (seen[-4:-2], seen[-2:]):
         assert set(adapter.memory_in_use.newest(4).tolist()) <= set(torch.cat(last).tolist())
     if method == "ttac++":
-        assert adapter.method.rate() == pytest.approx(0.02 * 4 / 256 / 4)
+        assert adapter.method.rate() == pytest.approx(adapter.options.rate / 4**0.5)
 
 
 @pytest.mark.parametrize("walk", [-1, 3, 17])
@@ -161,14 +161,20 @@ def test_later_losses_are_part_of_the_step_and_come_when_the_first_are_different
     assert weight.grad is None
 
 
-def test_strong_views_come_when_the_activations_of_the_weak_ones_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strong_views_apart_come_when_the_activations_of_the_weak_ones_are_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     classifier = Classifier(ResNet(8, 4, width=4))
     stats = SourceStatistics.infer(classifier)
-    adapter: Any = ttac.adapt(classifier, "ttac++", stats=stats, window=4, queue=0, passes=1)
+    adapter: Any = ttac.adapt(
+        classifier, "ttac++", stats=stats, window=4, queue=0, passes=1, views="apart", agreement=0.0
+    )
     orders: list[bool] = []
     strong = Batch.strong
     monkeypatch.setattr(
-        Batch, "strong", lambda batch: (orders.append(classifier_has_gradients(adapter)), strong(batch))[1]
+        Batch,
+        "strong",
+        lambda batch, level: (orders.append(classifier_has_gradients(adapter)), strong(batch, level))[1],
     )
     adapter(torch.rand(4, 3, 16, 16))
     assert orders == [True]

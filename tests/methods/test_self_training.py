@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,8 @@ from ttac.model.views import strong_view, weak_view
 
 
 def test_it_is_the_unlabelled_term_of_fixmatch() -> None:
-    subject = checks.subject("self-training", lr=0.1, tau_st=0.4, bn_clip=1)  # a queue of two windows, two passes
+    # A queue of two windows, two passes.
+    subject = checks.subject("self-training", lr=0.1, momentum=0.9, trust=0.0, tau_st=0.4, bn_clip=1)
     adapter = subject.make()
     model = adapter.classifier.copy().requires_grad_(True)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -82,7 +85,8 @@ def test_it_learns_a_stream_that_it_is_mostly_right_about() -> None:
         optimizer.zero_grad()
         F.cross_entropy(network(images), labels).backward()
         optimizer.step()
-    adapter = ttac.adapt(Classifier(network.eval()), "self-training", window=32, lr=0.05, tau_st=0.8, operations=0)
+    options: dict[str, Any] = {"window": 32, "lr": 0.05, "tau_st": 0.8, "strong": "own-range", "operations": 0}
+    adapter = ttac.adapt(Classifier(network.eval()), "self-training", **options)
     shifted = (images + 0.1).clamp(0, 1)
     losses = [float(F.cross_entropy(adapter.predict(shifted), labels))]
     adapter(shifted)
@@ -91,7 +95,13 @@ def test_it_learns_a_stream_that_it_is_mostly_right_about() -> None:
 
 
 def test_options_are_checked(tiny_classifier: Classifier) -> None:
-    for name, value in (("tau_st", 1.1), ("operations", -1), ("magnitude", 31), ("predict", "during")):
+    for name, value in (
+        ("tau_st", 1.1),
+        ("operations", -1),
+        ("magnitude", 31),
+        ("strong", "weak"),
+        ("predict", "during"),
+    ):
         with pytest.raises(ValueError, match=name):
             ttac.adapt(tiny_classifier, "self-training", **{name: value})
     with pytest.raises(ValueError, match="this model is a linear head alone"):

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 import ttac
 from ttac import Classifier, checks
 from ttac.methods.shot import Shot, centroid_labels
+from ttac.model.networks import ResNet
 
 
 def published_labels(features: Tensor, posterior: Tensor, threshold: int = 0) -> Tensor:
@@ -66,7 +67,12 @@ class Reference:
         self.optimizer = torch.optim.SGD(backbone, lr, momentum=0.9, weight_decay=1e-3, nesterov=True)
 
     @torch.no_grad()
-    def label(self, images: Tensor) -> Tensor:
+    def label(self, images: Tensor, window: Tensor | None = None) -> Tensor:
+        """Label images with the statistics of a window, or with those that are there."""
+        if window is not None:
+            for module in self.norms:
+                module.train()
+            self.model(window)
         self.model.eval()
         features, logits = self.model.features_and_logits(images)
         return published_labels(features, logits.softmax(1))
@@ -101,7 +107,7 @@ def test_one_pass_is_the_published_loss_on_labels_of_the_queue() -> None:
             queue = torch.cat([queue, window])
         else:  # the ring overwrites the oldest window in place
             queue[(number % 2) * 8 : (number % 2) * 8 + 8] = window
-        labels = reference.label(queue)
+        labels = reference.label(queue, window)
         for _ in range(2):
             for slots in torch.randperm(len(queue), generator=generator).tensor_split(len(queue) // 8):
                 reference.step(queue[slots], labels[slots])
@@ -109,6 +115,42 @@ def test_one_pass_is_the_published_loss_on_labels_of_the_queue() -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
     assert float((ours - subject.make().predict(subject.images)).abs().max()) > 0.05
     assert torch.equal(adapter.classifier.head.weight, subject.make().classifier.head.weight)
+
+
+@pytest.mark.parametrize("bn_clip", [1, 512])
+def test_labels_are_of_the_statistics_that_the_window_is_predicted_with(bn_clip: int) -> None:
+    # Images of many colours under a faint light, which the stored statistics of a new network do not know.
+    images = 0.1 * torch.rand(5 * 16, 3, 1, 1, generator=torch.Generator().manual_seed(0)).expand(-1, -1, 16, 16)
+    torch.manual_seed(0)
+    classifier = Classifier(ResNet(8, 4, width=4)).eval()
+    adapter = ttac.adapt(classifier, "shot", window=16, bn_clip=bn_clip, lr=1e-9)
+    method = adapter.method
+    assert isinstance(method, Shot)
+    differ = 0
+    for window in images.split(16):
+        before = adapter.classifier.copy()
+        adapter(window)  # the weights stay, the statistics follow: the adapter now predicts as it has labelled
+        with torch.no_grad():
+            found, old = (one.features_and_logits(window) for one in (adapter.classifier, before))
+        assert torch.equal(method.targets, published_labels(found[0], found[1].softmax(1)))
+        differ += not torch.equal(method.targets, published_labels(old[0], old[1].softmax(1)))
+    assert differ > 0
+    assert adapter.norms.seen == min(len(images), bn_clip)  # each window counts once
+
+
+def test_statistics_that_a_window_has_spoilt_label_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = checks.subject("shot", passes=1)
+    adapter = subject.make()
+    method = adapter.method
+    assert isinstance(method, Shot)
+    first, second, *_ = subject.batches()
+    adapter(first)
+    before = adapter.classifier.copy()
+    monkeypatch.setattr(adapter.norms, "finite", lambda: torch.tensor(False))
+    adapter(second)
+    with torch.no_grad():
+        features, logits = before.features_and_logits(torch.cat([first, second]))
+    assert torch.equal(method.targets, published_labels(features, logits.softmax(1)))
 
 
 def test_several_passes_are_the_published_loop() -> None:

@@ -19,7 +19,7 @@ class Written:
         self.means = anchors.mean
         self.around = given + alignment.ridge * torch.eye(given.shape[1], dtype=given.dtype)
         effective = 1.0
-        if alignment.distance == "kl":
+        if alignment.distance == "kl" and not alignment.means_only:  # a distance of means does not grow with the width
             traces = [torch.linalg.solve(wide, narrow).trace() for wide, narrow in zip(self.around, given, strict=True)]
             effective = max(float(sum(traces) / len(traces)), 1.0)
         self.scale = 1 / (len(given) * effective)
@@ -49,7 +49,7 @@ class Written:
             mean, covariance = mean / mean.norm() * anchor.norm(), around
         if alignment.distance == "l2":
             means = (mean - anchor).square().sum() / around.trace()
-            return means + (covariance - around).square().sum() / around.square().sum()
+            return means + 2 * (covariance - around).square().sum() / (around.trace() ** 2 + around.square().sum())
         # Validation would decompose every matrix once more.
         source = MultivariateNormal(anchor, around, validate_args=False)
         target = MultivariateNormal(mean, covariance, validate_args=False)

@@ -45,7 +45,8 @@ def naive_poly(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def naive_contrast(classifier: Classifier, batch: SourceBatch) -> torch.Tensor:
-    strong = strong_view(batch.images, torch.Generator().manual_seed(7), flip=True, operations=2, magnitude=10)
+    generator = torch.Generator().manual_seed(7)
+    strong = strong_view(batch.images, generator, flip=True, kind="own-range", operations=2, magnitude=10)
     assert classifier.branch is not None
     z = torch.cat([classifier.branch(classifier.features(view)).detach() for view in (batch.weak, strong)])
     total, count = 0.0, len(batch.labels)

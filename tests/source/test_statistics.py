@@ -242,7 +242,7 @@ def test_statistics_without_projections_stay_as_they_were(tiny_classifier: Class
     assert loaded.fingerprint() == plain.fingerprint()
     with_projections = SourceStatistics.collect(branched(tiny_classifier, ContrastiveBranch), loader())
     assert with_projections.fingerprint() != plain.fingerprint()
-    assert list(with_projections.parts) == ["classes", "overall", "projected"]
+    assert list(with_projections.parts)[:3] == ["classes", "overall", "projected"]
     rotation = SourceStatistics.collect(branched(tiny_classifier, RotationBranch), loader())
     assert rotation.projected is None
     assert rotation.fingerprint() == plain.fingerprint()

@@ -8,21 +8,24 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch import nn
+from torch import Tensor, nn
 
 from ttac import Classifier, Record
 from ttac.cli import main
 from ttac.data.labelled import LabelledImages, from_tensors
 from ttac.model.architectures import new_network
+from ttac.model.views import apply_operations, random_crop, random_flip
 from ttac.source.bundle import load_bundle
 from ttac.source.loading import load_model
-from ttac.source.objectives import CrossEntropy, make_objective
+from ttac.source.objectives import CrossEntropy, SourceBatch, make_objective
 from ttac.source.train import Recipe, Trainer, choose_precision, error_rate
 
 COUNT = 40
@@ -87,16 +90,20 @@ def test_every_objective_learns_the_classes(name: str) -> None:
     assert classifier.training
 
 
-@pytest.mark.parametrize("precision", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("precision", "strong"), [(None, 0.0), (None, 0.5), (torch.bfloat16, 0.0), (torch.float16, 0.0)]
+)
 def test_a_trainer_goes_on_from_its_state_wherever_that_was_taken(
-    precision: torch.dtype | None, tmp_path: Path
+    precision: torch.dtype | None, strong: float, tmp_path: Path
 ) -> None:
+    recipe = Recipe(epochs=2, batch=8, strong=strong)
+
     def start() -> Trainer:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             layers = nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
             classifier = Classifier(nn.Sequential(*layers), head="4")
-        return Trainer(classifier, CrossEntropy(), two_kinds(), Recipe(epochs=2, batch=8), precision=precision)
+        return Trainer(classifier, CrossEntropy(), two_kinds(), recipe, precision=precision)
 
     whole = start()
     while not whole.finished:
@@ -114,6 +121,37 @@ def test_a_trainer_goes_on_from_its_state_wherever_that_was_taken(
             second.step()
         assert second.classifier.fingerprint() == whole.classifier.fingerprint()
         assert second.mean_loss() == whole.mean_loss()
+
+
+@pytest.mark.parametrize(("share", "strong"), [(0.0, 0), (0.3, 2), (0.5, 4), (1.0, 8)])
+def test_a_share_of_each_batch_is_under_strong_views(share: float, strong: int) -> None:
+    data, seen = two_kinds(side=16), []
+
+    @dataclass(frozen=True)
+    class Watching(CrossEntropy):
+        def losses(self, classifier: Classifier, batch: SourceBatch, generator: torch.Generator) -> dict[str, Tensor]:
+            seen.append(batch)
+            return super().losses(classifier, batch, generator)
+
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2)))
+    trainer = Trainer(classifier, Watching(), data, Recipe(epochs=1, batch=8, strong=share))
+    generator = torch.Generator().manual_seed(0)
+    order = torch.randperm(len(data), generator=generator)
+    for step in range(3):
+        trainer.step()
+        images = data.read(order[8 * step : 8 * step + 8]).float() / 255
+        expected = random_flip(random_crop(images, generator, padding=2), generator)
+        if strong:
+            drawn = torch.randint(14, (2, strong), generator=generator)
+            signs = 1 - 2 * torch.randint(2, (2, strong), generator=generator)
+            magnitudes = 3 * torch.randint(1, 10, (2, strong), generator=generator) * signs
+            applied = torch.rand(2, strong, generator=generator) < 0.5
+            for slot, row in product(range(2), range(strong)):
+                if applied[slot, row]:
+                    one = slice(row, row + 1)
+                    expected[one] = apply_operations(expected[one], drawn[slot, one], magnitudes[slot, one])
+        torch.testing.assert_close(seen[step].weak, expected, atol=1e-6, rtol=0)
+        assert torch.equal(seen[step].images, images)
 
 
 def test_training_does_not_touch_the_callers_randomness() -> None:
@@ -238,6 +276,7 @@ def test_a_signal_ends_the_batch_and_the_same_command_goes_on(
     [
         (["--batch", "4"], "batch: 8 there, 4 now"),
         (["--lr", "0.2"], "lr: 0.1 there, 0.2 now"),
+        (["--strong", "0.5"], "strong: None there, 0.5 now"),
         (["--objective", "ce+rotation"], "objective: "),
         (["--set", "width=8"], "arch_options: {'width': 4} there, {'width': 8} now"),
         (["--val", "0.2"], "images: 40 there, 32 now"),

@@ -34,11 +34,12 @@ FORMAT = "ttac.adapter/2"
 
 @dataclass
 class Step:
-    """What the last call did: how long it took, and the losses of its last steps, on the device of the model."""
+    """What the last call did: how long it took, the losses of its last steps, and what its updates have noticed."""
 
     predict_seconds: float = 0.0
     update_seconds: list[float] = dataclasses.field(default_factory=list)
-    losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)
+    losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # on the device of the model
+    measures: dict[str, Tensor | float] = dataclasses.field(default_factory=dict)
 
 
 class Adapter(Stateful):
@@ -255,6 +256,7 @@ class Adapter(Stateful):
                     self.before_step()
                 found = self._step(Batch(self, slots, number))
                 logits[slots] = torch.nan if found is None else found.detach().to(logits)
+        self.last_step.measures |= method.measures()
         return method.after_update(newest, logits[newest])
 
     def _step(self, batch: Batch) -> Tensor | None:

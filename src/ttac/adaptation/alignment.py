@@ -31,14 +31,18 @@ Distance = Literal["kl", "l2"]
 class Alignment(Stateful):
     """One set of anchors and the running target Gaussians that are drawn to them.
 
-    The target starts AT the anchors with a full count: started empty, 25 samples in 64 dimensions are singular and the
-    divergence explodes.
+    The target starts AT the anchors with a full count. Started `empty`, as the authors' does, it has no count and the
+    first samples replace it: 25 of them in 64 dimensions are singular and the divergence explodes.
+
+    With a `floor`, which is the distance that the source itself has, Gaussians that are no further away do not pull,
+    once they have seen so many samples that their start is forgotten.
 
     The covariance of inferred anchors is a convention, not knowledge, and their means have the wrong scale. So with
     `means_only` the target takes the anchors' covariance and is scaled to their norm, and the means alone are compared.
     """
 
     running: RunningGaussians
+    seen: int
 
     def __init__(
         self,
@@ -50,6 +54,8 @@ class Alignment(Stateful):
         distance: Distance = "kl",
         direction: Direction = "symmetric",
         raw: bool = False,
+        empty: bool = False,
+        floor: float = 0.0,
         reduction: Reduction | None = None,
     ) -> None:
         count = len(anchors.mean)
@@ -60,12 +66,16 @@ class Alignment(Stateful):
         self.means_only = means_only
         start = anchors.as_family("isotropic") if means_only else anchors
         self._reduction = reduction or Reduction()
-        counts = anchors.mean.new_full((count,), float(clip))
+        counts = anchors.mean.new_full((count,), 0.0 if empty else float(clip))
         self.declare(running=lambda: RunningGaussians(start, counts, clip=clip))
+        self.declare(seen=lambda: 0)  # samples, as far as it matters
+        self.floor = floor
+        self._forgotten = clip * count
+        self._pulls = anchors.mean.new_ones(count)  # which Gaussians are further from their anchors than the floor
         self.scale = 1 / count
         if distance == "kl":
             self.anchors.covariance.prepare()  # constant anchors are inverted once, not once a step
-        if distance == "kl" and not raw:
+        if distance == "kl" and not raw and not means_only:  # a distance of means does not grow with the width
             # The number of directions in which the anchors are wider than the ridge: the divergence grows with it, so
             # dividing by it lets one weight serve narrow and wide networks. Classes of one sample have none at all.
             effective = float(self.anchors.covariance.trace_solve(anchors.covariance).mean())
@@ -90,6 +100,11 @@ class Alignment(Stateful):
             found.append(moment_distance(anchors, target) if l2 else divergence(anchors, target, self.direction))
         return torch.cat(found)
 
+    def look(self) -> None:
+        """Find out which Gaussians can be told from their anchors, before the steps of an update."""
+        told = self.floor and self.seen >= self._forgotten
+        self._pulls = (self.distances() > self.floor).to(self._pulls) if told else torch.ones_like(self._pulls)
+
     def blend(self, features: Tensor, assignment: Tensor) -> Blend:
         """Prepare the update of the running Gaussians by `features [B, D]` of all ranks, without storing it."""
         return self.running.blend(self._reduction.gather(features.detach()), self._reduction.gather(assignment))
@@ -105,11 +120,12 @@ class Alignment(Stateful):
         gradient = torch.zeros_like(rows, dtype=self.anchors.mean.dtype)
         with torch.no_grad():
             for part in blend.parts:
-                gradient.index_add_(0, part.samples.flatten(), self._gradients(part).flatten(0, 1))
+                pulls = self._pulls[part.rows][:, None, None] * self._gradients(part)
+                gradient.index_add_(0, part.samples.flatten(), pulls.flatten(0, 1))
         # Each rank has its own rows of one gradient, and gradients are averaged over ranks.
-        own = self._reduction.ranks * self.scale * self._reduction.own(gradient)
-        carrier = ((features - features.detach()) * own).sum()
-        return Surrogate(weight * carrier, lambda: weight * self.scale * self.distances().sum()), blend
+        own = weight * self._reduction.ranks * self.scale * self._reduction.own(gradient)
+        pull = Surrogate((features,), (own.to(features.dtype),), lambda: weight * self.scale * self.distances().sum())
+        return pull, blend
 
     def losses(
         self, name: str, weight: float, vectors: Tensor, batch: Batch, assignment: Tensor | None = None
@@ -125,8 +141,13 @@ class Alignment(Stateful):
             losses[name], blend = self.pull(vectors, assignment, weight)
         else:
             blend = self.blend(vectors, assignment)
-        batch.when_taken(lambda: self.running.commit(blend))
+        count = self._reduction.count(len(vectors))
+        batch.when_taken(lambda: self._commit(blend, count))
         return losses
+
+    def _commit(self, blend: Blend, count: int) -> None:
+        self.running.commit(blend)
+        self.seen = min(self.seen + count, self._forgotten)
 
     def _gradients(self, part: Part) -> Tensor:
         """Differentiate the distances of a part's Gaussians by their samples: `[g, n, D]`.

@@ -61,6 +61,7 @@ class Batch:
         self.images = adapter.memory_in_use.take(slots)  # [n, C, H, W]
         self.logits: Tensor | None = None  # [n, K] of the pass that the stored batch-norm statistics follow
         self._adapter = adapter
+        self._weak: Tensor | None = None  # views of the last weak pass
         self._actions: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
@@ -80,26 +81,50 @@ class Batch:
 
     def weak(self) -> View:
         """Run weak views of the images; the stored batch-norm statistics follow them."""
-        return self.forward(self.weakened())
+        self._weak = self.weakened()
+        return self.forward(self._weak)
 
-    def strong(self) -> View:
+    def pair(self, strength: float = 1.0, *, follow_both: bool = False) -> tuple[View, View]:
+        """Run weak and strong views in one batch, as the authors do: normalised together.
+
+        The stored batch-norm statistics follow with `follow_both`, as the authors' do, and else have to be taken of the
+        images afterwards. Those of the weak rows within the joint pass would be wrong from the second layer on: what
+        comes before has been normalised by other statistics than predictions are.
+        """
+        norms, size = self._adapter.norms, len(self)
+        self._weak = self.weakened()
+        views = torch.cat([self._weak, self.strengthened(strength)])
+        with norms.following(size) if follow_both else norms.apart():
+            both = self._adapter.view(views)
+        self.logits = both.logits[:size]
+        return View(both.features[:size], self.logits), View(both.features[size:], both.logits[size:])
+
+    def posterior_by_stored(self) -> Tensor:
+        """Compute the posteriors `[n, K]` of the weak views that were run, normalised by the stored statistics."""
+        assert self._weak is not None, "no weak views have been run"
+        with torch.no_grad():
+            return self._adapter.view(self._weak).posterior
+
+    def strong(self, strength: float = 1.0) -> View:
         """Run strong views of the images, normalised apart."""
-        return self.apart(self.strengthened())
+        return self.apart(self.strengthened(strength))
 
     def weakened(self) -> Tensor:
         """Draw weak views of the images."""
         adapter, options = self._adapter, self._adapter.options
         return adapter.classifier.input.weak(self.images, adapter.generator, flip=options.flip, crop=options.crop)
 
-    def strengthened(self) -> Tensor:
-        """Draw strong views of the images."""
+    def strengthened(self, strength: float = 1.0) -> Tensor:
+        """Draw strong views of the images, weaker ones at a `strength` below 1 and mirrored and shifted ones at 0."""
         adapter, options = self._adapter, self._adapter.options
         return adapter.classifier.input.strong(
             self.images,
             adapter.generator,
             flip=options.flip,
+            kind=options.strong,
             operations=options.operations,
             magnitude=options.magnitude,
+            strength=strength,
         )
 
     def when_taken(self, action: Callable[[], None]) -> None:
@@ -172,7 +197,8 @@ class Method(Stateful):
 
     def steps(self, parameters: Mapping[str, nn.Parameter]) -> GradientSteps:
         """Make what takes steps."""
-        return GradientSteps(parameters, self.optimizer, self.adapter.reduction)
+        trust = getattr(self.adapter.options, "trust", 0.0)
+        return GradientSteps(parameters, self.optimizer, self.adapter.reduction, trust=trust)
 
     def answers(self) -> Answers:
         """Make what predicts."""
@@ -189,12 +215,12 @@ class Method(Stateful):
         raise NotImplementedError(f"{type(self).__name__} must define losses")
 
     def rate(self) -> float:
-        """Give the rate of a step: `lr`, or what a window may spend divided by the steps that are made of it."""
+        """Give the rate of a step: `lr`, or `rate` divided by the root of the number of steps of an update."""
         options: GradientOptions = self.adapter.options
         if options.lr is not None:
             return options.lr
-        steps = options.passes * self.adapter.memory_in_use.minibatch_count(options.window, options.walk)
-        return options.rate_budget * options.window / 256 / steps
+        steps = self.passes() * self.adapter.memory_in_use.minibatch_count(options.window, options.walk)
+        return float(options.rate / steps**0.5)
 
     def check_images(self, images: Tensor) -> None:
         """Refuse images that the method cannot use, though the model can."""
@@ -213,6 +239,10 @@ class Method(Stateful):
 
     def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         """Prepare a pass over the target set, which `target` walks in the order in which it will come."""
+
+    def measures(self) -> dict[str, Tensor | float]:
+        """Tell what the update has noticed and users may want to know, by name."""
+        return {}
 
     def counters(self) -> dict[str, int]:
         """Count what has happened since the last reset, beside what the adapter counts."""

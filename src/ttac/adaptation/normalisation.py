@@ -25,19 +25,27 @@ class FollowingNorms(Stateful):
 
     seen: int
 
-    def __init__(self, module: nn.Module, *, clip: int, reduction: Reduction | None = None) -> None:
+    def __init__(
+        self, module: nn.Module, *, clip: int, momentum: float | None = None, reduction: Reduction | None = None
+    ) -> None:
+        """Follow a stream by counts, or with a fixed `momentum`."""
         self.layers = batch_norms(module)
         self.clip = clip
+        self.momentum = momentum
         self._reduction = reduction or Reduction()
         self.declare(seen=lambda: 0)  # the statistics themselves are the classifier's
 
     @contextmanager
     def following(self, samples: int) -> Iterator[None]:
         """Let one forward pass of `samples` normalise by its own statistics and move the stored ones."""
+        with self._reduction.batch_norm(self.layers), batch_statistics(self.layers, self._momentum(samples)):
+            yield
+
+    def _momentum(self, samples: int) -> float:
+        """Count the samples of a pass: the weight that their statistics have in the stored ones."""
         count = self._reduction.count(samples)
         self.seen = min(self.seen + count, self.clip)  # what is beyond the clip has no effect and need not be kept
-        with self._reduction.batch_norm(self.layers), batch_statistics(self.layers, count / max(self.seen, count)):
-            yield
+        return count / max(self.seen, count) if self.momentum is None else self.momentum
 
     @contextmanager
     def apart(self) -> Iterator[None]:
@@ -50,6 +58,18 @@ class FollowingNorms(Stateful):
         floating = [buffer for buffer in statistics_of(self.layers) if buffer.is_floating_point()]
         # The largest entries, as sums of squares overflow in half precision.
         return torch.stack(torch._foreach_norm(floating, float("inf"))).isfinite().all() if floating else None
+
+    @contextmanager
+    def kept_if_finite(self, otherwise: Snapshot) -> Iterator[None]:
+        """Keep what passes make of the stored statistics if that is finite on every rank, else put a snapshot back."""
+        kept = False
+        try:
+            yield
+            finite = self.finite()
+            kept = finite is None or self._reduction.decide(finite)
+        finally:
+            if not kept:
+                self.restore(otherwise)
 
     def snapshot(self) -> Snapshot:
         """Copy the stored statistics, for a step that may have to be undone."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ttac.common.options import Checked, require, setting
-from ttac.model.views import LARGEST_MAGNITUDE
+from ttac.model.views import LARGEST_MAGNITUDE, StrongView
 
 Moment = Literal["before", "during", "after"]
 
@@ -47,8 +47,8 @@ class WindowOptions(Options):
 class GradientOptions(WindowOptions):
     """Methods that take gradient steps."""
 
-    lr: float | None = setting(None, "rate of every step; None: rate_budget shared out among the steps", above=0)
-    rate_budget: float = setting(0.02, "learning rate that 256 samples may spend in all their steps", above=0)
+    lr: float | None = setting(None, "rate of every step; None: rate / sqrt(n) in updates of n steps", above=0)
+    rate: float = setting(0.05, "of the step, where an update has one", above=0)
     momentum: float = setting(0.9, "of SGD, or Adam's first beta", least=0, below=1)
 
 
@@ -58,14 +58,22 @@ class ViewOptions(GradientOptions):
 
     moments: ClassVar[tuple[Moment, ...]] = ("before", "after")  # the logits of an update are those of mirrored views
 
+    # Running estimates of the target lag, and momentum shoots past them.
+    momentum: float = setting(0.0, "of SGD, or Adam's first beta", least=0, below=1)
+    trust: float = setting(0.003, "share of the weights' norm that a step moves them by at most; 0: any", least=0)
     flip: bool = setting(True, "whether a mirrored image is still of its class")
     crop: bool = setting(False, "whether the weak view is shifted as well")
+    strong: StrongView = setting("fixmatch", "kind of strong view; own-range: of faint images too, nothing cut out")
     operations: int = setting(2, "of RandAugment in a strong view", least=0)
-    magnitude: int = setting(10, "of RandAugment", least=0, most=LARGEST_MAGNITUDE)
+    magnitude: int | None = setting(
+        None, "of operations; fixmatch draws up to it; None: 27, own-range 10", least=0, most=LARGEST_MAGNITUDE
+    )
 
 
 @dataclass(frozen=True)
 class BranchOptions(ViewOptions):
     """Methods that align features and may go on training the source's contrastive branch."""
 
+    # The branch goes on with the views that source training shows it.
+    strong: StrongView = setting("own-range", "kind of strong view, which the branch contrasts with the weak one")
     contrastive_weight: float = setting(0.0, "of the branch that the Y protocols train; 0: it is not used", least=0)

@@ -18,9 +18,10 @@ COSTLY_EVERY = 16  # steps between two values of losses whose value costs more t
 
 @dataclass(frozen=True)
 class Surrogate:
-    """A loss whose gradient is known without its value: descend on `carrier`, ask `value` when it is to be told."""
+    """A loss whose gradients by tensors of the graph are known in closed form; `value` is asked when it is told."""
 
-    carrier: Tensor
+    tensors: tuple[Tensor, ...]
+    gradients: tuple[Tensor, ...]  # of the same shapes and types
     value: Callable[[], Tensor]
 
 
@@ -50,8 +51,12 @@ class GradientSteps(Stateful):
         parameters: Mapping[str, nn.Parameter],
         make_optimizer: Callable[[list[Tensor]], torch.optim.Optimizer],
         reduction: Reduction | None = None,
+        *,
+        trust: float = 0.0,
     ) -> None:
+        """Move `parameters`; with `trust`, no step (without momentum) is longer than this share of their norm."""
         self.parameters = dict(parameters)
+        self.trust = trust
         self.values: dict[str, Tensor] = {}  # of the last step's losses
         self._surrogates: dict[str, Surrogate] = {}
         self._reduction = reduction or Reduction()
@@ -112,26 +117,47 @@ class GradientSteps(Stateful):
 
     def _differentiate(self, losses: Mapping[str, Loss]) -> list[Tensor]:
         """Add the gradients of the sum of `losses`: a flag that says whether it is finite, where there is a sum."""
-        terms: dict[str, Tensor] = {}
+        roots: list[Tensor] = []
+        seeds: list[Tensor] = []
+        terms: list[Tensor] = []
         for name, loss in losses.items():
-            terms[name] = loss.carrier if isinstance(loss, Surrogate) else loss  # type: ignore[assignment]
-            if not isinstance(loss, Surrogate):
-                self.values[name] = terms[name].detach()
-        total = torch.stack([term.float() for term in terms.values()]).sum() if terms else None
-        if total is None or not total.requires_grad:
-            return []
-        total.backward()
-        return [total.detach().isfinite()]
+            if isinstance(loss, Surrogate):
+                roots += loss.tensors
+                seeds += loss.gradients
+            elif isinstance(loss, Tensor):
+                terms.append(loss)
+                self.values[name] = loss.detach()
+        total = torch.stack([term.float() for term in terms]).sum() if terms else None
+        if total is not None and total.requires_grad:
+            roots.append(total)
+            seeds.append(torch.ones_like(total))
+        if roots:
+            torch.autograd.backward(roots, seeds)
+        return [] if total is None else [total.detach().isfinite()]
 
     def _descend(self) -> None:
         for name, master in self.masters.items():
             gradient = self.parameters[name].grad
             master.grad = None if gradient is None else gradient.float()
+        if self.trust:
+            self._shorten()
         self.optimizer.step()
         with torch.no_grad():
             for name, master in self.masters.items():
                 self.parameters[name].copy_(master)
         torch.clear_autocast_cache()  # of a caller's autocast, which would go on with the weights of before
+
+    def _shorten(self) -> None:
+        """Scale the gradients down where a plain step would move the weights by more than the share `trust`."""
+        # Those of masters, as half precision has no digits for what becomes small.
+        moved = [self.masters.get(name, value) for name, value in self.parameters.items()]
+        gradients = [value.grad for value in moved if value.grad is not None]
+        slope, weights = (
+            torch.stack([norm.float() for norm in torch._foreach_norm(tensors)]).norm()
+            for tensors in (gradients, [value.detach() for value in moved])
+        )
+        step = self.optimizer.param_groups[0]["lr"] * slope
+        torch._foreach_mul_(gradients, (self.trust * weights / step.clamp_min(1e-30)).clamp_max(1.0))
 
     def _forget_gradients(self) -> None:
         for value in (*self.parameters.values(), *self.masters.values()):

@@ -54,6 +54,7 @@ def stream_spec(task: Task) -> StreamSpec:
         prefetch=target.prefetch,
         some=run.samples,
         corruption_seed=0,  # as in published files, which are the same for everybody
+        strength=None if target.strength is None else tuple(target.strength),
     )
 
 

@@ -17,8 +17,10 @@ from ttac.common.options import Checked, check_value, setting
 from ttac.data.attacks import Norm
 from ttac.data.corruptions.constants import SEVERITIES
 from ttac.model.speed import Precision
+from ttac.source.spec import Amp
 
 Made = TypeVar("Made")
+Metric = Literal["error", "seconds", "update"]  # percent, seconds a sample, seconds an update
 ScaleName = Literal["tiny", "cpu", "paper"]
 Figure = Literal["cumulative", "bars", "heatmap", "time", "tsne"]
 
@@ -36,8 +38,10 @@ class SourceSpec(Checked):
     batch: int = setting(128, least=1)
     lr: float = 0.1
     weight_decay: float = 5e-4
+    strong: float = setting(0.0, least=0, most=1)  # share of each batch under strong views
     seed: int = 0
     size: int | None = setting(None, least=1)  # of image files
+    amp: Amp = "auto"  # mixed precision
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,10 @@ class TargetSpec(Checked):
     """Images that the model was not trained on; each domain at each severity is a stream of its own."""
 
     data: str
-    corruptions: list[str] = field(default_factory=list)  # made as the images are read; "standard": the fifteen
+    corruptions: list[str] = field(default_factory=list)  # made as the images are read; "standard", "extra"
     domains: list[str] = field(default_factory=list)  # files that the data bring along
     severities: list[int] = setting(make=list, least=SEVERITIES[0], most=SEVERITIES[-1])
+    strength: list[float] | None = None  # constants of the corruptions, such as a JPEG quality, instead of severities
     attack: Norm | None = None  # on the model that is adapted, with the usual radius, frozen before anything runs
     split: str = "test"
     samples: int | None = setting(None, least=1)  # chosen at random, the same ones for every seed; None: all
@@ -59,9 +64,11 @@ class TargetSpec(Checked):
     sources: dict[str, str] = field(default_factory=dict)  # which source stands for the one that an entry names
 
     def check(self) -> None:
-        """Refuse images of two origins."""
+        """Refuse images of two origins, and a strength that belongs to nothing or contradicts a severity."""
         if self.corruptions and self.domains:
             raise ValueError("images are corrupted as they are read, or come from the files of a domain: not both")
+        if self.strength is not None and (self.severities or not self.corruptions):
+            raise ValueError("a strength is one of corruptions, in place of severities: leave one of them out")
 
 
 @dataclass(frozen=True)
@@ -70,13 +77,25 @@ class Entry:
 
     methods: list[str]
     protocol: str
-    source: str = "plain"
+    source: str | list[str] = "plain"  # of several, all runs on the first come first
     targets: list[str] | None = None  # None: all of the experiment
+    preset: str | None = None  # of the methods, instead of the target's
     options: dict[str, Any] = field(default_factory=dict)
     grid: dict[str, list[Any]] = field(default_factory=dict)  # options of which every combination runs
     statistics: Literal["rescaled"] | None = None  # None: collected, or inferred under a source-free protocol
     row: str | None = None  # as in the experiment
     column: str | None = None
+    tables: list[str] | None = None  # of an experiment with several; None: all of them
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """One of several tables that the runs of an experiment make; a run may stand in more than one."""
+
+    title: str
+    about: str = ""  # instead of the experiment's
+    metric: Metric = "error"
+    against: str | None = None  # a method that stands for zero points of error, or for a time of one
 
 
 @dataclass(frozen=True)
@@ -104,13 +123,16 @@ class Experiment(Checked):
     protocol_samples: dict[str, int] = field(default_factory=dict)  # of some protocols, instead of the targets' own
     options: dict[str, Any] = field(default_factory=dict)  # of every method that has them
     method_options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    tables: dict[str, TableSpec] = field(default_factory=dict)  # instead of the one table of all runs
     epochs: int = setting(3, least=1)  # of multi-pass protocols
     features: int = setting(0, least=0)  # samples whose features are kept for t-SNE
     channels_last: bool = False  # this and the next one are those of `Classifier.tuned`
     autocast: Precision | None = None
 
     def check(self) -> None:
-        """Refuse numbers of some methods and protocols that make no sense."""
+        """Refuse numbers of some methods and protocols that make no sense, and what several tables cannot show."""
+        if self.tables and (self.published or self.figures or self.by_class or self.metric != "error"):
+            raise ValueError("several tables have their own metrics, and no published numbers, figures or classes")
         for method, seeds in self.method_seeds.items():
             check_value(f"method_seeds.{method}", seeds, list, {"least": 0})
         for protocol, samples in self.protocol_samples.items():
@@ -175,7 +197,7 @@ def _hint(message: str) -> str:
     '; did you mean epochs?'
     """
     wrong = re.search(r"Option '([^']+)' is not accepted", message)
-    known = {one.name for spec in (Experiment, Entry, SourceSpec, TargetSpec) for one in fields(spec)}
+    known = {one.name for spec in (Experiment, Entry, SourceSpec, TargetSpec, TableSpec) for one in fields(spec)}
     return suggestion(wrong[1], sorted(known - {wrong[1]})) if wrong else ""
 
 

@@ -7,7 +7,9 @@ import shlex
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import asdict
 from datetime import timedelta
+from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
 from statistics import median
@@ -23,7 +25,7 @@ from ttac.benchmark.jobs import BenchJob
 from ttac.benchmark.prerequisites import Prerequisites, attempt
 from ttac.benchmark.processes import LocalProcesses
 from ttac.benchmark.report.results import EXPERIMENT, EXPERIMENT_FORMAT, FAILURE_FORMAT
-from ttac.benchmark.runs import Part, PlannedRun, expand
+from ttac.benchmark.runs import Part, PlannedRun, expand, runs_of_tables
 from ttac.common.environment import environment
 from ttac.common.files import write_json
 from ttac.common.resumable import check_same_settings, ended_by_signals, image_progress, plain_settings
@@ -40,6 +42,8 @@ class Bench:
         self.runs = expand(self.experiment)
         self.prerequisites = Prerequisites(self.experiment, job.cache, job.bundles, job.device)
         self.folder = job.out / job.file.stem / job.scale
+        if not self.chosen:
+            raise ValueError(f"no run is called {' or '.join(job.only)}: --dry-run without --only lists them")
 
     @cached_property
     def records(self) -> dict[str, Record]:
@@ -64,10 +68,16 @@ class Bench:
         return record
 
     @property
+    def chosen(self) -> list[PlannedRun]:
+        """The runs that the job asks for, all unless it names some."""
+        only = self.job.only
+        return [run for run in self.runs if not only or any(fnmatchcase(run.name, name) for name in only)]
+
+    @property
     def share(self) -> list[PlannedRun]:
         """The runs of this shard, which are the same ones whatever is done already."""
         part, parts = self.job.shard
-        return self.runs[part - 1 :: parts]
+        return self.chosen[part - 1 :: parts]
 
     @property
     def remaining(self) -> list[PlannedRun]:
@@ -118,6 +128,7 @@ class Bench:
         bundles = ["--source", *(f"{name}={bundle}" for name, bundle in job.bundles.items())] if job.bundles else []
         command = shlex.join(["ttac", "bench", str(job.file), "--scale", job.scale, *overrides, *bundles])
         classes = next((SPECS[t.data].classes for t in about.targets.values() if t.data in SPECS), None)
+        tables = runs_of_tables(about)
         parts: dict[str, dict[Part, None]] = {}  # of the data, that a whole cell of a column is over
         for run in self.runs:
             parts.setdefault(run.column, {})[run.part] = None
@@ -125,6 +136,7 @@ class Bench:
             "format": EXPERIMENT_FORMAT, "name": job.file.stem, "scale": job.scale, "title": about.title,
             "about": about.about, "command": command, "published": about.published, "metric": about.metric,
             "by_class": about.by_class, "average": about.average, "figures": about.figures, "classes": classes,
+            "tables": {name: {**asdict(about.tables[name]), "runs": runs} for name, runs in tables.items()},
             "runs": [run.name for run in self.runs], "parts": {column: list(found) for column, found in parts.items()},
         }  # fmt: skip
         path = self.folder / EXPERIMENT

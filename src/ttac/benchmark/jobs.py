@@ -32,6 +32,7 @@ class BenchJob(Checked):
     jobs: int = setting(1, "processes", least=1)
     threads: int | None = setting(None, "of a process (default: the machine's, divided)", least=1)
     shard: tuple[int, int] = setting((1, 1), "do this part of the runs alone", separator="/", metavar="I/N")
+    only: tuple[str, ...] = setting((), "do runs of these names alone, such as '*-tent-*'", action="extend")
     dry_run: bool = setting(False, "list the runs with an estimated time, and end")
     device: str = setting("cpu", "cpu, cuda, ...")
 

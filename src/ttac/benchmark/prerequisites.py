@@ -27,6 +27,7 @@ from ttac.source.statistics import SourceStatistics
 from ttac.source.train_job import run_train
 
 Made = TypeVar("Made")
+NEWER = ("strong", "amp")  # keys of a source's recipe that count where they are named
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,9 @@ class Prerequisites:
         before: list[str] = []
         if spec.init is not None:
             before = [str(self.weights(spec.init)) if spec.init in self._bundles else self._recipe_hash(spec.init)]
-        return text_hash([str(dataclasses.asdict(spec)), *before])
+        named = said(spec)  # sources of before there were the newer keys keep their place
+        recipe = {key: value for key, value in dataclasses.asdict(spec).items() if key in named or key not in NEWER}
+        return text_hash([str(recipe), *before])
 
     def _train(self, source: str, console: Console) -> None:
         out = self.bundle(source)
@@ -130,7 +133,7 @@ class Prerequisites:
         job = TrainJob(
             data=spec.data,
             out=out,
-            recipe=Recipe(spec.epochs, spec.batch, spec.lr, spec.weight_decay, seed=spec.seed),
+            recipe=Recipe(spec.epochs, spec.batch, spec.lr, spec.weight_decay, strong=spec.strong, seed=spec.seed),
             arch=spec.arch,
             options=spec.arch_options,
             objective=spec.objective,  # type: ignore[arg-type]  # which it checks
@@ -138,6 +141,7 @@ class Prerequisites:
             size=spec.size,
             stats=True,
             device=self._device,
+            amp=spec.amp,
         )
         run_train(job, console)
 

@@ -15,7 +15,7 @@ from ttac.benchmark.report.published import published_tables
 from ttac.common.lookup import pick
 from ttac.common.options import Checked
 from ttac.data.corruptions import corruption_names
-from ttac.data.corruptions.constants import NAMES
+from ttac.data.corruptions.constants import NAMES, check_strength
 from ttac.evaluation.protocols import check_defined, get_protocol
 from ttac.methods.registry import find_method, methods
 from ttac.model.speed import Precision
@@ -57,7 +57,8 @@ class PlannedRun(Checked):
     @property
     def kind(self) -> str:
         """Name what its time depends on: all but its place in the table, the seed and the domain."""
-        return repr((self.method, self.protocol, self.source, self.target, self.options, self.epochs, self.samples))
+        facts = (self.method, self.preset, self.protocol, self.source, self.target, self.options, self.epochs)
+        return repr((*facts, self.samples))
 
     def settings(self) -> dict[str, Any]:
         """Say as plain values what the record is to hold of this run."""
@@ -81,6 +82,12 @@ def expand(experiment: Experiment) -> list[PlannedRun]:
     return runs
 
 
+def runs_of_tables(experiment: Experiment) -> dict[str, list[str]]:
+    """Name the runs of each of an experiment's tables."""
+    named = [(run.name, entry.tables) for entry in experiment.runs for run in _of_entry(experiment, entry)]
+    return {table: [name for name, tables in named if tables is None or table in tables] for table in experiment.tables}
+
+
 def _check(experiment: Experiment) -> None:
     """Raise an error that names the first mistake; methods and protocols of the runs are looked up as they expand."""
     targets = experiment.targets.values()
@@ -101,6 +108,9 @@ def _check(experiment: Experiment) -> None:
     for target in targets:
         _check_target(target, experiment)
     _check_names(experiment.published, published_tables(), "published table")
+    _check_names((name for entry in experiment.runs for name in entry.tables or ()), experiment.tables, "table")
+    against = (table.against for table in experiment.tables.values() if table.against is not None)
+    _check_names(against, dict.fromkeys(in_runs), "method of the runs")
     for protocol in experiment.protocol_samples:
         get_protocol(protocol)
 
@@ -125,7 +135,11 @@ def _check_source(name: str, experiment: Experiment) -> None:
 
 def _check_target(target: TargetSpec, experiment: Experiment) -> None:
     presets = {preset: method for method in methods().values() for preset in method.presets}
-    _check_names(corruption_names(target.corruptions), dict.fromkeys(NAMES), "corruption")
+    names = corruption_names(target.corruptions)
+    _check_names(names, dict.fromkeys(NAMES), "corruption")
+    if target.strength is not None:
+        for name in names:
+            check_strength(name, tuple(target.strength))
     _check_names([target.preset] if target.preset else [], presets, "preset of any method")
     _check_names((*target.sources, *target.sources.values()), experiment.sources, "source of the experiment")
 
@@ -134,14 +148,19 @@ def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[PlannedRun]:
     protocol = get_protocol(entry.protocol)
     chosen = list(experiment.targets) if entry.targets is None else entry.targets
     combinations = [dict(zip(entry.grid, values, strict=True)) for values in itertools.product(*entry.grid.values())]
-    for method, varied, name in itertools.product(entry.methods, combinations, chosen):
+    sources = [entry.source] if isinstance(entry.source, str) else entry.source
+    for named, method, varied, name in itertools.product(sources, entry.methods, combinations, chosen):
         known = find_method(method)
         check_defined(known, protocol)
         if entry.statistics is not None and protocol.source != "free":
             raise ValueError(f"{entry.statistics} statistics are a source-free choice: {protocol.name} is not")
         target = pick(name, experiment.targets, "target of the experiment")
-        options = _options(experiment, target, entry, known, varied)
-        source = target.sources.get(entry.source, entry.source)
+        preset = target.preset if target.preset in known.presets else None
+        if entry.preset is not None:
+            preset = entry.preset
+            pick(preset, known.presets, f"preset of {method}")
+        options = _options(experiment, target, entry, known, preset, varied)
+        source = target.sources.get(named, named)
         pick(source, experiment.sources, "source of the experiment")
         statistics: StatisticsKind | None = None
         if "statistics" in known.capabilities.needs:
@@ -153,7 +172,7 @@ def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[PlannedRun]:
                 "domain": domain, "severity": severity, "seed": seed,
             }  # fmt: skip
             title = known.capabilities.title
-            facts = {**options, "title": title, **own, "source": entry.source, "domain": domain or name}
+            facts = {**options, "title": title, **own, "source": named, "domain": domain or name}
             row = _filled(entry.row or experiment.row, facts)
             column = _filled(entry.column or experiment.column, facts)
             known_by = [protocol.name, row, column, name, domain, severity, f"seed {seed}"]
@@ -163,7 +182,7 @@ def _of_entry(experiment: Experiment, entry: Entry) -> Iterator[PlannedRun]:
                 row=row,
                 column=column,
                 **own,
-                preset=target.preset if target.preset in known.presets else None,
+                preset=preset,
                 options=options,
                 statistics=statistics,
                 epochs=experiment.epochs if protocol.passes == "multi" else None,
@@ -181,7 +200,12 @@ def _domains(target: TargetSpec) -> Iterator[tuple[str | None, int | None]]:
 
 
 def _options(
-    experiment: Experiment, target: TargetSpec, entry: Entry, known: type[Method], varied: Mapping[str, Any]
+    experiment: Experiment,
+    target: TargetSpec,
+    entry: Entry,
+    known: type[Method],
+    preset: str | None,
+    varied: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Lay the options of all methods, of this one, of the entry and of the grid over one another."""
     fields = {option.name: option for option in dataclasses.fields(known.options_type)}
@@ -191,7 +215,8 @@ def _options(
     methods_own = {**experiment.method_options.get(name, {}), **target.method_options.get(name, {})}
     own = {**methods_own, **entry.options, **varied}
     _check_names(own, fields, f"option of {name}")
-    known.options_type(**{**general, **own})  # values that make no sense are found here
+    # Values that make no sense are found here.
+    known.options_type(**{**known.presets.get(preset or "", {}), **general, **own})
     return {**general, **own}
 
 

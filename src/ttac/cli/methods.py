@@ -20,7 +20,7 @@ class MethodsJob(Checked):
     """List the methods: where each may run, what it needs, what it changes, when it predicts."""
 
     method: tuple[str, ...] = setting((), "those alone, by name or as path/to/file.py:Class", positional=True)
-    verbose: bool = setting(False, "cite their papers too")
+    verbose: bool = setting(False, "tell their papers, presets and options with defaults too")
     json: bool = setting(False, "print JSON, with everything")
 
 
@@ -33,7 +33,7 @@ def list_methods(job: MethodsJob, console: Console) -> None:
 
     rows = [_row(find_method(name)) for name in job.method or methods()]
     if job.json:
-        print(json.dumps(rows, indent=2))
+        print(json.dumps(rows, indent=2, default=str))
         return
     table = Table()
     for heading in ("method", "protocols", "needs", "changes", "predicts"):
@@ -46,13 +46,23 @@ def list_methods(job: MethodsJob, console: Console) -> None:
     if job.verbose:
         for row in rows:
             console.print(f"{row['method']}: {row['citation']}", markup=False)
+            if row["presets"]:
+                console.print(f"  presets: {', '.join(row['presets'])}", markup=False)
+            for name, option in row["options"].items():
+                console.print(f"  {name} = {option['default']}: {option['help']}", markup=False, highlight=False)
 
 
 def _row(method: type[Method]) -> dict[str, Any]:
     able = method.capabilities
-    moments = {option.name: option.default for option in dataclasses.fields(method.options_type)}
+    defaults = method.options_type()
+    options = {
+        option.name: {"default": getattr(defaults, option.name), "help": option.metadata.get("help", "")}
+        for option in dataclasses.fields(defaults)
+    }
     return {
         "method": able.name,
         **{field: getattr(able, field) for field in ("title", "protocols", "needs", "may_use", "changes", "citation")},
-        "predicts": str(moments.get("predict", "-")),
+        "predicts": str(options.get("predict", {}).get("default", "-")),
+        "presets": {name: dict(preset) for name, preset in method.presets.items()},
+        "options": options,
     }

@@ -65,7 +65,8 @@ def collect(job: CollectJob, _console: Console) -> None:
     counts = stats.origin.counts
     print(
         f"{job.out}: {stats.origin.samples} images, {min(counts)} to {max(counts)} in each of {len(counts)} classes "
-        f"by {group_by}, {stats.classes.covariance.family} covariances, {len(unreadable)} unreadable"
+        f"by {group_by}, {stats.classes.covariance.family} covariances, {len(stats.depths)} depths, "
+        f"{len(unreadable)} unreadable"
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ttac.common.options import Checked, setting
 
-CORRUPTION_NAMES = "some by name, standard (fifteen) or all (nineteen)"
+CORRUPTION_NAMES = "some by name, standard (fifteen), extra (four) or all (nineteen)"
 
 
 def data_setting() -> Any:

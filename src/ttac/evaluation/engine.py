@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
@@ -33,6 +34,7 @@ class Outcome:
     update_seconds: list[float]  # of each update that the batch triggered
     samples: int  # of the stream so far
     losses: Mapping[str, float]  # of the last steps that the batch triggered, weighted
+    measures: Mapping[str, float]  # what the updates have noticed
     error: float | None = None  # so far, where labels are known
 
 
@@ -41,6 +43,10 @@ def losses_field(outcome: Outcome) -> dict[str, Any]:
     if not outcome.losses:
         return {}
     return {"losses": ", " + ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())}
+
+
+def _finite(values: Mapping[str, Tensor | float]) -> dict[str, float]:
+    return {name: float(value) for name, value in values.items() if math.isfinite(float(value))}
 
 
 Purpose = Literal["arrive", "learn", "predict"]
@@ -58,6 +64,7 @@ class StreamWalk:
         self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
         self._memory = PeakMemory(adapter.classifier.device)
         self._losses: list[tuple[int, dict[str, float]]] = []
+        self._measures: list[tuple[int, dict[str, float]]] = []
 
     def walk(
         self, stream: Iterable[tuple[Tensor, Kept]], purpose: Purpose = "arrive"
@@ -75,10 +82,11 @@ class StreamWalk:
                 self._latency["predict"].update(step.predict_seconds)
             for seconds in step.update_seconds:
                 self._latency["update"].update(seconds)
-            losses = {name: float(value) for name, value in step.losses.items() if value.isfinite()}
-            if losses:
-                self._losses.append((self.adapter.samples_seen, losses))
-            yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples, losses), kept
+            losses, measures = _finite(step.losses), _finite(step.measures)
+            for curve, values in ((self._losses, losses), (self._measures, measures)):
+                if values:
+                    curve.append((self.adapter.samples_seen, values))
+            yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples, losses, measures), kept
 
     def _give(self, images: Tensor, purpose: Purpose) -> Tensor:
         if purpose == "predict":
@@ -133,6 +141,7 @@ class StreamWalk:
             domain_error=domain_errors.by_domain() if domain_errors else {},
             segments=domain_errors.by_segment() if domain_errors else [],
             losses=self._losses,
+            measures=self._measures,
         )
 
 

@@ -30,12 +30,19 @@ class Record:
     domain_error: dict[str, dict[str, float]] = field(default_factory=dict)  # samples and error, as domains first came
     segments: list[tuple[str, int, float]] = field(default_factory=list)  # name, samples and error, one after another
     losses: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (samples so far, weighted loss by name)
+    measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # likewise, what updates have noticed
     format: str = FORMAT
 
     def __repr__(self) -> str:
         error = "no labels" if self.error is None else f"{self.error:.2f} % error"
         about = self.provenance
         return f"Record({about.get('method')} under {about.get('protocol')}: {error}, {self.samples} samples)"
+
+    @property
+    def update_seconds(self) -> float | None:
+        """The mean time of an update, None where there was none."""
+        mean = self.latency_ms.get("update", {}).get("mean")
+        return None if mean is None else float(mean) / 1000
 
     def save(self, path: Path | str) -> None:
         """Write the record as JSON, atomically."""
@@ -50,5 +57,6 @@ class Record:
         content["cumulative_error"] = [(int(count), float(error)) for count, error in content["cumulative_error"]]
         if "segments" in content:  # records of streams without domains may lack it
             content["segments"] = [(str(name), int(count), float(error)) for name, count, error in content["segments"]]
-        content["losses"] = [(int(count), dict(losses)) for count, losses in content.get("losses", [])]
+        for curve in ("losses", "measures"):
+            content[curve] = [(int(count), dict(values)) for count, values in content.get(curve, [])]
         return cls(**content)

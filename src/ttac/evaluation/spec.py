@@ -59,6 +59,7 @@ class StreamSpec(Checked):
     prefetch: int = setting(2, "batches to read ahead", least=0)
     some: int | None = setting(None, option=None)  # images of the data alone, the same ones whatever the seed
     corruption_seed: int | None = setting(None, option=None)  # None: that of the stream
+    strength: tuple[float, ...] | None = setting(None, option=None)  # of the corruptions, in place of severities
 
     def check(self) -> None:
         """Refuse what contradicts itself."""
@@ -91,7 +92,7 @@ class StreamSpec(Checked):
             photographs = None if self.frost is None else FrostPhotographs.read(self.frost)
             seed = self.seed if self.corruption_seed is None else self.corruption_seed
             names = corruption_names(self.corruption)
-            domains = corrupted_domains(original, names, self.severity or usual, seed, photographs)
+            domains = corrupted_domains(original, names, self.severity or usual, seed, photographs, self.strength)
             return Stream(domains, plan, clean=clean or original, prefetch=self.prefetch)
         levels = self.severity or (usual if found.layout.severities else (None,))
         title = found.path.name if found.spec is None else found.spec.name

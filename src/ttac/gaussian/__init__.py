@@ -3,6 +3,7 @@
 from ttac.gaussian.axis_aligned import Diagonal, Isotropic
 from ttac.gaussian.covariance import Covariance
 from ttac.gaussian.divergence import (
+    RIDGE,
     Direction,
     divergence,
     divergence_gradients,
@@ -14,10 +15,12 @@ from ttac.gaussian.divergence import (
 from ttac.gaussian.families import FAMILIES, Gaussians, choose_family
 from ttac.gaussian.full import Full
 from ttac.gaussian.low_rank import LowRank
+from ttac.gaussian.moments import Moments
 from ttac.gaussian.running import Blend, Part, RunningGaussians
 
 __all__ = [
     "FAMILIES",
+    "RIDGE",
     "Blend",
     "Covariance",
     "Diagonal",
@@ -26,6 +29,7 @@ __all__ = [
     "Gaussians",
     "Isotropic",
     "LowRank",
+    "Moments",
     "Part",
     "RunningGaussians",
     "choose_family",

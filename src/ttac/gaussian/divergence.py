@@ -11,6 +11,8 @@ from ttac.gaussian.families import Gaussians
 
 Direction = Literal["symmetric", "one-sided"]
 
+RIDGE = 1 / 30  # added to the variances of source and target, as a share of the source's largest
+
 
 def kl_divergence(first: Gaussians, second: Gaussians) -> Tensor:
     """Compute `KL(first || second)` of each pair: `[G]`.
@@ -62,26 +64,36 @@ def divergence_gradients(
 
 
 def moment_distance(source: Gaussians, target: Gaussians) -> Tensor:
-    """Compute the squared L2 distances of means and of covariances, as TTT++ matches them: `[G]`.
+    """Compute the squared L2 distances of means and of covariances, weighed as TTT++ weighs them: `[G]`.
 
-    Each is relative to what the source has of its kind (trace, squared Frobenius norm), so that the distance does not
-    change with the units of the features and one weight serves all networks.
+    TTT++ divides each by what it is on average between two batches of the source, and takes half of the means'. For n
+    samples of a Gaussian with covariance `S` those averages are `2 tr(S) / n` and `2 (tr(S)^2 + |S|^2) / (n - 1)`. So
+    this is `|d|^2 / tr(S) + 2 |T - S|^2 / (tr(S)^2 + |S|^2)`, and TTT++'s sum is n / 4 times that. It does not change
+    with the units of the features.
 
     >>> from ttac.gaussian import Diagonal
     >>> unit = Gaussians(torch.zeros(1, 2), Diagonal(torch.ones(1, 2)))
     >>> moment_distance(unit, Gaussians(torch.ones(1, 2), Diagonal(2 * torch.ones(1, 2))))
-    tensor([2.])
+    tensor([1.6667])
     """
-    means = (source.mean - target.mean).square().sum(1) / source.covariance.diagonal().sum(1)
+    of_means, of_covariances = _moment_scales(source)
+    means = (source.mean - target.mean).square().sum(1)
     difference = torch.linalg.vector_norm(source.covariance.dense() - target.covariance.dense(), dim=(1, 2))
-    return means + difference.square() / source.covariance.squared_norm()
+    return means / of_means + difference.square() / of_covariances
 
 
 def moment_gradients(source: Gaussians, target: Gaussians, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Differentiate `moment_distance` as `divergence_gradients` does: `2 d / tr(S)`, `2 (T - S) / |S|^2`."""
-    means = 2 * (target.mean - source.mean) / source.covariance.diagonal().sum(1)[:, None]
+    """Differentiate `moment_distance` as `divergence_gradients` does."""
+    of_means, of_covariances = _moment_scales(source)
+    means = 2 * (target.mean - source.mean) / of_means[:, None]
     difference = target.covariance.apply(vectors) - source.covariance.apply(vectors)
-    return means, 2 * difference / source.covariance.squared_norm()[:, None, None]
+    return means, 2 * difference / of_covariances[:, None, None]
+
+
+def _moment_scales(source: Gaussians) -> tuple[Tensor, Tensor]:
+    """Give what `moment_distance` divides by, for means and for covariances: `[G]` each."""
+    trace = source.covariance.diagonal().sum(1)
+    return trace, (trace.square() + source.covariance.squared_norm()) / 2
 
 
 def responsibilities(gaussians: Gaussians, vectors: Tensor, ridge: float = 0.0) -> Tensor:

@@ -14,27 +14,27 @@ from torch.nn import functional as F
 from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.losses import diversity
 from ttac.adaptation.method import Batch, Capabilities, Method
-from ttac.adaptation.options import Moment, ViewOptions
+from ttac.adaptation.options import ViewOptions
 from ttac.adaptation.step import HALF, Loss
 from ttac.common.options import require, setting
 from ttac.common.state import Stateful
 from ttac.methods.registry import register
 from ttac.model.classifier import Classifier
 from ttac.model.norms import batch_norms
+from ttac.model.views import StrongView
 
 
 @dataclass(frozen=True)
 class AdaContrastOptions(ViewOptions):
     """The published defaults; strong views are RandAugment's instead of MoCo v2's.
 
-    Predictions are collected on the fly, as the author described the one-pass form: those of the weak views, normalised
-    by their own statistics, before their step. Multi-pass protocols predict at the end, whatever `predict` says.
+    What is predicted is the image itself, as the published code does after every epoch; weak views serve the pseudo
+    labels alone. The one-pass form has no published code ("collect the predictions on the fly", its author says).
     """
 
-    moments = ("before", "during", "after")
-
-    predict: Moment = setting("during", "when a sample is predicted: before, during or after its update")
     lr: float | None = setting(2e-4, "rate of every step", above=0)
+    momentum: float = setting(0.9, "of SGD", least=0, below=1)
+    trust: float = setting(0.0, "share of the weights' norm that a step moves them by at most; 0: any", least=0)
     head_rate: float = setting(10.0, "of the head, in rates of the backbone", above=0)
     weight_decay: float = setting(1e-4, "of SGD", least=0)
     memory: int = setting(16384, "samples that may vote, and keys to be told apart from", least=1)
@@ -45,6 +45,7 @@ class AdaContrastOptions(ViewOptions):
     contrast_weight: float = setting(1.0, "beta, of the contrastive loss", least=0)
     diversity_weight: float = setting(1.0, "gamma, of diversity", least=0)
     crop: bool = setting(True, "whether the weak view is shifted as well")
+    strong: StrongView = setting("own-range", "kind of strong view; fixmatch: with Cutout, which MoCo v2 has not")
 
     def check(self) -> None:
         """Refuse a memory that does not hold a window."""

@@ -19,7 +19,10 @@ from ttac.source.knowledge import Knowledge, TrainingLoss
 
 @dataclass(frozen=True)
 class ConjugateOptions(GradientOptions):
-    """The published defaults: Adam with a rate of 1e-3, predictions after the step."""
+    """The published defaults: Adam with a rate of 1e-3, predictions after the step.
+
+    The published code makes them with the window's own statistics; here they follow the stream, as for all methods.
+    """
 
     source_loss: Literal["ce", "poly"] = setting("ce", "what the model was trained with")
     # From -1 down, some pseudo labels do not exist.

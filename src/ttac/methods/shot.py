@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -60,9 +61,11 @@ def centroid_labels(features: Tensor, posterior: Tensor, *, threshold: int = 0) 
 class Shot(Method):
     """Make posteriors sharp and classes evenly used, and hold samples to the centroids of their own clusters.
 
-    One pass: every update labels the samples that its queue holds, by the model as it is. Several passes: every epoch
-    labels the whole target set first, as published, and a sample keeps that label until it leaves the queue. Images are
-    learned from as they come; the publication mirrors and crops them on objects, and does neither on digits.
+    One pass: every update labels the samples that its queue holds, by the weights as they are and the batch-norm
+    statistics that have followed the window, with which it will be predicted. Several passes: every epoch labels the
+    whole target set first, with the statistics that the epoch before has left (the first: the source's), as published,
+    and a sample keeps that label until it leaves the queue. Images are learned from as they come; the publication
+    mirrors and crops them on objects, and does neither on digits.
     """
 
     capabilities = Capabilities(
@@ -121,7 +124,8 @@ class Shot(Method):
         unknown = self.targets == UNKNOWN
         if self.adapter.options.label_weight and bool(unknown.any()):
             parts = torch.arange(len(memory)).split(window)
-            found = self._find_labels(memory.take(slots) for slots in parts)
+            with self._followed(memory.take(memory.newest(window))):
+                found = self._find_labels(memory.take(slots) for slots in parts)
             self.targets = torch.where(unknown, found, self.targets)
 
     def rate(self) -> float:
@@ -132,6 +136,24 @@ class Shot(Method):
         share = 1 - len(self.coming) / self.course["samples"]
         progress = (self.course["epoch"] + share) / self.course["epochs"]
         return rate * (1 + 10 * progress) ** -0.75
+
+    @contextmanager
+    def _followed(self, images: Tensor) -> Iterator[None]:
+        """Let the batch-norm statistics have followed a window of images for a while; the steps move them for good.
+
+        Before the first window they are the source's, and labels would be of a model that predicts nothing here.
+        """
+        norms = self.adapter.norms
+        before = norms.snapshot()
+        try:
+            with torch.no_grad(), norms.following(len(images)):
+                self.adapter.view(images)
+            finite = norms.finite()
+            if finite is not None and not bool(finite):  # one sample that overflows must not cost all their labels
+                norms.restore(before)
+            yield
+        finally:
+            norms.restore(before)
 
     @torch.no_grad()
     def _find_labels(self, batches: Iterable[Tensor]) -> Tensor:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ttac.adaptation.answers import Answers
 from ttac.adaptation.method import Batch, Capabilities, Method
-from ttac.adaptation.options import Moment, WindowOptions
+from ttac.adaptation.options import WindowOptions
 from ttac.adaptation.step import Loss
 from ttac.common.options import setting
 from ttac.methods.registry import register
@@ -23,8 +23,6 @@ from ttac.model.classifier import Classifier
 class T3AOptions(WindowOptions):
     """The published defaults; a sample is a support once, so `queue` and `passes` serve the statistics of `follow`."""
 
-    # As published: by the prototypes that the window is already in.
-    predict: Moment = setting("during", "when a sample is predicted: before, during or after its update")
     keep: int | None = setting(100, "surest supports of a class, M; None: all, without a bound", least=1)
     follow: bool = setting(False, "whether batch-norm statistics follow the stream first; the publication leaves them")
 
@@ -128,7 +126,8 @@ class T3A(Method):
     """Replace the head by prototypes.
 
     Supports enter a window at a time, as the features of one image differ in the last bits with the batch they are
-    computed in. Where windows arrive whole this is the published order: add the batch, then predict it.
+    computed in. Where windows arrive whole this is the published order: add the batch, then predict it. Nothing is
+    stepped, so during and after an update are the same prototypes.
     """
 
     capabilities = Capabilities(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ttac.adaptation.losses import entropy
 from ttac.adaptation.method import Batch, Capabilities, Method, norm_affine
-from ttac.adaptation.options import GradientOptions, Moment
+from ttac.adaptation.options import GradientOptions
 from ttac.adaptation.step import Loss
 from ttac.common.options import setting
 from ttac.methods.registry import register
@@ -17,15 +17,18 @@ from ttac.methods.registry import register
 
 @dataclass(frozen=True)
 class TentOptions(GradientOptions):
-    """The published defaults: Adam with a rate of 1e-3, predictions with the window's own statistics."""
+    """The published optimizer: Adam with a rate of 1e-3.
 
-    predict: Moment = setting("during", "when a sample is predicted: before, during or after its update")
+    As all methods here, it predicts a window after the step on it. The published code returns the logits that the step
+    was made from, normalised by the window's own statistics: `predict="during"`.
+    """
+
     lr: float | None = setting(1e-3, "rate of every step", above=0)
 
 
 @register
 class Tent(Method):
-    """Sharpen the posteriors of every window, and return the logits that the step was made from, as published."""
+    """Sharpen the posteriors of every window."""
 
     capabilities = Capabilities(
         "tent",

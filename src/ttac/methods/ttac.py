@@ -12,15 +12,19 @@ from torch import Tensor, nn
 
 from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.alignment import Alignment, Distance
+from ttac.adaptation.depths import DepthAlignment
 from ttac.adaptation.filters import Filtered, FilterKind, Remembered, filter_pseudo_labels
-from ttac.adaptation.losses import filtered_labels
+from ttac.adaptation.losses import diversity, entropy, filtered_labels
 from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, Method, View, backbone
+from ttac.adaptation.normalisation import FollowingNorms
 from ttac.adaptation.options import BranchOptions
 from ttac.adaptation.step import Loss
 from ttac.common.options import setting
-from ttac.gaussian import Direction
+from ttac.gaussian import RIDGE, Direction
 from ttac.methods.registry import register
 from ttac.model.branches import ContrastiveBranch
+from ttac.model.depths import recorded
+from ttac.source.depths import USUAL_CLIPS
 
 
 @dataclass(frozen=True)
@@ -32,34 +36,53 @@ class TTACOptions(BranchOptions):
 
     queue: int = setting(4096, "N_C, samples that an update walks over; 0: the window alone", least=0)
     passes: int = setting(4, "N_itr over the queue an update", least=1)
+    samples_a_pass: int = setting(0, "in the queue, for each pass after the first; 0: all passes at once", least=0)
     warmup: bool = setting(False, "one more pass first, forward only, for the batch-norm statistics")
     class_start: float = setting(0.5, "share of several passes before the class loss begins", least=0, most=1)
-    filter: FilterKind = setting("temporal+posterior", "of the pseudo labels that move class Gaussians")
+    filter: FilterKind = setting("none", "of the pseudo labels that move class Gaussians")
     xi: float = setting(0.9, "share of the newest posterior in a sample's moving average", above=0, most=1)
     tau_tc: float = setting(-0.001, "change of a posterior from which it is temporally consistent")
     tau_pp: float = setting(0.9, "averaged posterior from which a pseudo label counts")
     cooldown: int = setting(5, "passes that a temporally inconsistent sample stays out", least=0)
-    clip_global: int = setting(1280, "N_clip, samples that the past of the global Gaussian counts as", least=1)
-    clip_class: int = setting(128, "N_clip_k, samples that the past of a class Gaussian counts as", least=1)
-    class_weight: float = setting(5.0, "of the divergence of class Gaussians", least=0)
-    global_weight: float = setting(5.0, "lambda_1, of the divergence of the global Gaussian", least=0)
+    filter_stored: bool = setting(False, "filters see posteriors by the stored batch-norm statistics, one more pass")
+    clip_global: int = setting(
+        USUAL_CLIPS["overall"], "N_clip, samples that the past of the global Gaussian counts as", least=1
+    )
+    clip_class: int = setting(
+        USUAL_CLIPS["classes"], "N_clip_k, samples that the past of a class Gaussian counts as", least=1
+    )
+    class_weight: float = setting(20.0, "of the divergence of class Gaussians", least=0)
+    global_weight: float = setting(20.0, "lambda_1, of the divergence of the global Gaussian", least=0)
     global_distance: Distance = setting("kl", "between global Gaussians")
     hold_weight: float = setting(0.25, "of the distance to the source's weights, for inferred anchors", least=0)
     filtered_weight: float = setting(0.0, "of cross-entropy with filtered labels, an ablation", least=0)
-    inferred_trust: float = setting(0.2, "share of both weights that inferred anchors get", least=0)
+    inferred_trust: float = setting(0.01, "share of both weights that inferred anchors get", least=0)
     raw_divergence: bool = setting(False, "not divided by the effective dimension, as the authors do")
     direction: Direction = setting("symmetric", "of the divergence")
-    ridge: float = setting(1 / 30, "on every covariance, as a share of the source's largest variance", above=0)
+    depth_weight: float = setting(0.0, "of the divergence at every depth", least=0)
+    information_weight: float = setting(0.0, "of entropy and diversity, SHOT's information maximisation", least=0)
+    bn_momentum: float | None = setting(None, "of the stored batch-norm statistics; None: by counts", above=0, most=1)
+    empty_start: bool = setting(False, "running Gaussians start empty, as the authors'; else at the anchors")
+    floor: bool = setting(True, "what cannot be told from the source does not pull")
+    ridge: float = setting(RIDGE, "on every covariance, as a share of the source's largest variance", above=0)
 
 
 def _paper(
     window: int, lr: float, tau_tc: float, clip_global: int, clip_class: int, weight: float = 0.05, passes: int = 4
 ) -> dict[str, Any]:
-    """Say as options what a column of the paper's table was made with: one weight, of divergences as they are."""
+    """Say as options what a column of the paper's table was made with: the authors' code to the letter.
+
+    What they settle is said here even where it is the default, which may become another one.
+    """
     return {
-        "warmup": True, "raw_divergence": True, "inferred_trust": 1.0, "hold_weight": 0.0,
-        "class_weight": weight, "global_weight": weight, "window": window, "lr": lr, "tau_tc": tau_tc,
-        "clip_global": clip_global, "clip_class": clip_class, "queue": 4096, "passes": passes,
+        "window": window, "queue": 4096, "walk": 0, "passes": passes, "samples_a_pass": 256, "warmup": True,
+        "class_start": 0.5, "predict": "after", "lr": lr, "momentum": 0.9, "trust": 0.0, "bn_momentum": 0.1,
+        "flip": True, "crop": False, "filter": "temporal+posterior", "filter_stored": True, "xi": 0.9,
+        "tau_tc": tau_tc, "tau_pp": 0.9, "cooldown": 4,  # five passes with the one that rejects
+        "clip_global": clip_global, "clip_class": clip_class, "empty_start": True, "floor": False,
+        "direction": "symmetric", "global_distance": "kl", "raw_divergence": True, "ridge": 1 / 30,
+        "class_weight": weight, "global_weight": weight, "inferred_trust": 1.0, "hold_weight": 0.0,
+        "filtered_weight": 0.0, "depth_weight": 0.0, "information_weight": 0.0,
     }  # fmt: skip
 
 
@@ -69,7 +92,7 @@ PAPER: dict[str, dict[str, Any]] = {
     "paper-imagenet": _paper(128, 7e-5, -0.01, 1280, 64, passes=2),
     "paper-visda": _paper(128, 1e-4, -0.01, 1536, 128),
 }
-# A sixteenth of the paper's steps once the queue is full; docs/speed.md has the errors of both.
+# A sixteenth of the paper's steps once the queue is full (docs/speed.md).
 FAST: dict[str, dict[str, Any]] = {"fast": {"queue": 4096, "passes": 1, "walk": 1024}}
 
 
@@ -95,6 +118,17 @@ class TTAC(Method):
         super().__init__(adapter)
         assert adapter.stats is not None
         self.inferred = adapter.stats.source_free
+        self.depths = DepthAlignment(
+            adapter.stats.depths if adapter.options.depth_weight else {},
+            adapter.stats.floors if adapter.options.floor else {},
+            adapter.options.window,
+            adapter.reduction,
+        )
+        if adapter.options.depth_weight and not adapter.stats.depths and not self.inferred:
+            raise ValueError(
+                "depth_weight aligns the outputs of blocks, and these statistics have none: collect them again with "
+                "SourceStatistics.collect, or set depth_weight=0"
+            )
         self.declare(alignments=self._make_alignments)
 
     @classmethod
@@ -116,31 +150,47 @@ class TTAC(Method):
             means_only=stats.source_free,
             direction=options.direction,
             raw=options.raw_divergence,
+            empty=options.empty_start,
             reduction=self.adapter.reduction,
         )
+        floors = stats.floors if options.floor else {}
+        # Measured for estimates of the usual lengths; noise falls with the number of samples.
+        floor_class = floors.get("classes", 0.0) * USUAL_CLIPS["classes"] / options.clip_class
+        floor_global = floors.get("overall", 0.0) * USUAL_CLIPS["overall"] / options.clip_global
         return {
-            "anchor": align(stats.classes, clip=options.clip_class),
-            "global": align(stats.overall, clip=options.clip_global, distance=options.global_distance),
+            "anchor": align(stats.classes, clip=options.clip_class, floor=floor_class),
+            "global": align(
+                stats.overall, clip=options.clip_global, distance=options.global_distance, floor=floor_global
+            ),
         }
 
     def before_update(self) -> None:
         """Walk the queue once without learning, where the option asks for it, as the authors' code does."""
         options, adapter = self.adapter.options, self.adapter
+        for alignment in self.alignments.values():
+            alignment.look()
         if options.warmup:
             for slots in adapter.memory_in_use.minibatches(options.window, adapter.generator, options.walk):
-                before, kept = adapter.norms.snapshot(), False
-                try:
-                    with torch.no_grad():
-                        Batch(adapter, slots, 0).forward()
-                    finite = adapter.norms.finite()
-                    kept = finite is None or adapter.reduction.decide(finite)
-                finally:
-                    if not kept:
-                        adapter.norms.restore(before)
+                with adapter.norms.kept_if_finite(adapter.norms.snapshot()), torch.no_grad():
+                    self.look(Batch(adapter, slots, 0))
+
+    def passes(self) -> int:
+        options, length = self.adapter.options, len(self.adapter.memory_in_use)
+        allowed = length // options.samples_a_pass + 1 if options.samples_a_pass else options.passes
+        return min(options.passes, allowed)
+
+    def norms(self) -> FollowingNorms:
+        options, reduction = self.adapter.options, self.adapter.reduction
+        return FollowingNorms(self.classifier, clip=options.bn_clip, momentum=options.bn_momentum, reduction=reduction)
+
+    def look(self, batch: Batch) -> tuple[View, View | None]:
+        """Run the weak views, and the strong ones where they share a batch with them."""
+        return batch.weak(), None
 
     def losses(self, batch: Batch) -> dict[str, Loss]:
         options = self.adapter.options
-        weak = batch.weak()
+        with recorded(self.classifier, tuple(self.depths.anchors) if options.depth_weight else ()) as outputs:
+            weak, strong = self.look(batch)
         filtered = self._filter(batch, weak)
         late = batch.number >= options.class_start * options.passes or options.passes == 1
         trust = options.inferred_trust if self.inferred else 1.0
@@ -151,16 +201,22 @@ class TTAC(Method):
             **anchor.losses("anchor", trust * options.class_weight if late else 0.0, weak.features, batch, assignment),
             **overall.losses("global", trust * options.global_weight, weak.features, batch),
         }
+        if options.depth_weight and self.depths.anchors:
+            losses["depths"] = self.depths.pull(outputs, len(batch), options.depth_weight)
+        if options.information_weight:
+            losses["entropy"] = options.information_weight * entropy(weak.logits)
+            losses["diversity"] = -options.information_weight * diversity(weak.logits)
         if options.filtered_weight:
             losses["filtered"] = options.filtered_weight * filtered_labels(weak.logits, filtered.assignment)
         if self.inferred and options.hold_weight:
             losses["hold"] = options.hold_weight * self._distance_to_source()
-        return {**losses, **self.further_losses(batch, weak)}
+        return {**losses, **self.further_losses(batch, weak, strong)}
 
     def _filter(self, batch: Batch, weak: View) -> Filtered:
         options, memory = self.adapter.options, self.adapter.memory_in_use
+        posterior = batch.posterior_by_stored() if options.filter_stored else weak.posterior
         filtered = filter_pseudo_labels(
-            weak.posterior, Remembered(**memory.recall(batch.slots)), kind=options.filter,
+            posterior, Remembered(**memory.recall(batch.slots)), kind=options.filter,
             xi=options.xi, tau_tc=options.tau_tc, tau_pp=options.tau_pp, cooldown=options.cooldown,
         )  # fmt: skip
         batch.when_taken(lambda: memory.remember(batch.slots, vars(filtered.memory)))
@@ -175,9 +231,14 @@ class TTAC(Method):
         """Remember posteriors over the passes, or temporal consistency would have nothing to compare with."""
         self.adapter.memory_in_use.begin_epoch()
 
-    def further_losses(self, batch: Batch, weak: View) -> dict[str, Loss]:
+    def measures(self) -> dict[str, Tensor | float]:
+        """Tell how far the target is from the source, in units of how far the source is from itself."""
+        noise = self.depths.noise()
+        return {} if noise is None else {"distance to the source": noise}
+
+    def further_losses(self, batch: Batch, weak: View, strong: View | None) -> dict[str, Loss]:
         """Add the losses of a method that builds on this one."""
-        return contrast(self, weak, batch.strong()) if self.adapter.options.contrastive_weight else {}
+        return contrast(self, weak, strong or batch.strong()) if self.adapter.options.contrastive_weight else {}
 
 
 def uses_branch(capabilities: Capabilities, options: BranchOptions) -> tuple[str, ...]:

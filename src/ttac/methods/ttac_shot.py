@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ttac.adaptation.losses import diversity, entropy
-from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, View
-from ttac.adaptation.step import Loss
+from ttac.adaptation.method import EVERY_PROTOCOL, Capabilities
 from ttac.common.options import setting
 from ttac.methods.registry import register
 from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions
@@ -19,7 +17,7 @@ class TTACShotOptions(TTACOptions):
     """TTAC's options, and the weight of information maximisation."""
 
     # As small as TTAC++'s self-training, and for its reason.
-    information_weight: float = setting(0.1, "of entropy and diversity", least=0)
+    information_weight: float = setting(0.1, "of entropy and diversity, SHOT's information maximisation", least=0)
 
 
 @register
@@ -40,8 +38,3 @@ class TTACShot(TTAC):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = FAST | {
         name: {**preset, "information_weight": 2 * preset["class_weight"]} for name, preset in PAPER.items()
     }
-
-    def further_losses(self, batch: Batch, weak: View) -> dict[str, Loss]:
-        weight = self.adapter.options.information_weight
-        own = {"entropy": weight * entropy(weak.logits), "diversity": -weight * diversity(weak.logits)}
-        return {**own, **super().further_losses(batch, weak)}

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ttac.common.lookup import suggestion
-from ttac.model.networks import ResNet, ResNet50, VisionTransformer
+from ttac.model.networks import ResNet, ResNet18, ResNet50, VisionTransformer
 
 Build = Callable[[int | None], nn.Module]  # number of classes, None: the architecture's own
 
@@ -32,6 +32,7 @@ OWN: Mapping[str, OwnNetwork] = {
         f"resnet{depth}": OwnNetwork(partial(ResNet, depth), "conv1.weight", ("width", "stem_stride"))
         for depth in (8, 14, 20, 26)
     },
+    "resnet18_32": OwnNetwork(ResNet18, "conv1.weight", ("width",)),
     "resnet50_32": OwnNetwork(ResNet50, "conv1.weight"),
     "vit_small_32": OwnNetwork(VisionTransformer, "patch_embed.weight", ("width", "depth")),
 }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttac.common.state import Stateful, tensor_bytes
-from ttac.model.views import strong_view, weak_view
+from ttac.model.views import StrongView, strong_view, weak_view
 
 # Interpolation overshoots a little; images in 0..255 or already normalised are far outside.
 SLACK = 0.25
@@ -82,10 +82,20 @@ class ImageInput(nn.Module):
         return weak_view(images, generator, flip=flip, crop=crop)
 
     def strong(
-        self, images: Tensor, generator: torch.Generator, *, flip: bool, operations: int, magnitude: int
+        self,
+        images: Tensor,
+        generator: torch.Generator,
+        *,
+        flip: bool,
+        kind: StrongView,
+        operations: int,
+        magnitude: int | None,
+        strength: float,
     ) -> Tensor:
         """Make strong views of images."""
-        return strong_view(images, generator, flip=flip, operations=operations, magnitude=magnitude)
+        return strong_view(
+            images, generator, flip=flip, kind=kind, operations=operations, magnitude=magnitude, strength=strength
+        )
 
 
 def levels_of(images: Tensor, *, multiplied: bool = False) -> Tensor | None:

@@ -34,6 +34,11 @@ class BasicBlock(nn.Module):
         return F.relu(self.bn2(self.conv2(inner)) + self.downsample(x))
 
 
+def _basic_stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Norm = nn.BatchNorm2d) -> nn.Sequential:
+    first = BasicBlock(inputs, outputs, stride, norm)
+    return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, norm) for _ in range(blocks - 1)))
+
+
 class ResNet(nn.Module):
     """A CIFAR-style residual network of depth `6 n + 2` with a 3 x 3 stem and features of width `4 * width`.
 
@@ -57,20 +62,39 @@ class ResNet(nn.Module):
             raise ValueError(f"depth must be 6 n + 2 with n >= 1 (8, 14, 20, 26, ...), not {depth}")
         self.conv1 = nn.Conv2d(channels, width, 3, stem_stride, 1, bias=False)
         self.bn1 = norm(width)
-        self.layer1 = self._stage(width, width, blocks, 1, norm)
-        self.layer2 = self._stage(width, 2 * width, blocks, 2, norm)
-        self.layer3 = self._stage(2 * width, 4 * width, blocks, 2, norm)
+        self.layer1 = _basic_stage(width, width, blocks, 1, norm)
+        self.layer2 = _basic_stage(width, 2 * width, blocks, 2, norm)
+        self.layer3 = _basic_stage(2 * width, 4 * width, blocks, 2, norm)
         self.fc = nn.Linear(4 * width, num_classes)
         _initialise(self)
-
-    @staticmethod
-    def _stage(inputs: int, outputs: int, blocks: int, stride: int, norm: Norm) -> nn.Sequential:
-        first = BasicBlock(inputs, outputs, stride, norm)
-        return nn.Sequential(first, *(BasicBlock(outputs, outputs, 1, norm) for _ in range(blocks - 1)))
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
+        return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
+
+
+class ResNet18(nn.Module):
+    """The residual network of 18 layers with a 3 x 3 stem and no pooling after it: features of width `8 * width`.
+
+    >>> sum(parameter.numel() for parameter in ResNet18(10, width=32).parameters())
+    2797610
+    """
+
+    def __init__(self, num_classes: int, *, channels: int = 3, width: int = 64) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, width, 3, 1, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = _basic_stage(width, width, 2, 1)
+        self.layer2 = _basic_stage(width, 2 * width, 2, 2)
+        self.layer3 = _basic_stage(2 * width, 4 * width, 2, 2)
+        self.layer4 = _basic_stage(4 * width, 8 * width, 2, 2)
+        self.fc = nn.Linear(8 * width, num_classes)
+        _initialise(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(F.adaptive_avg_pool2d(x, 1), 1))
 
 

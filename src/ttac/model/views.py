@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +11,12 @@ from torch.nn import functional as F
 
 from ttac.model.colour import grey
 
+StrongView = Literal["fixmatch", "own-range"]
+
 LARGEST_MAGNITUDE = 30  # the last of RandAugment's 31 magnitude bins
+MAGNITUDE_STEPS = 9  # FixMatch draws from 1 to 9 of 10
+USUAL_MAGNITUDE: dict[StrongView, int] = {"fixmatch": 27, "own-range": 10}
+GREY = 127 / 255  # of Cutout
 
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -58,29 +64,111 @@ def weak_view(images: Tensor, generator: torch.Generator, *, flip: bool, crop: b
 
 
 def strong_view(
-    images: Tensor, generator: torch.Generator, *, flip: bool, operations: int = 2, magnitude: int = 10
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    flip: bool,
+    kind: StrongView = "fixmatch",
+    operations: int = 2,
+    magnitude: int | None = None,
+    strength: float = 1.0,
 ) -> Tensor:
-    """Mirror if `flip`, shift and RandAugment: `[N, C, H, W] -> [N, C, H, W]`, both in [0, 1].
+    """Mirror if `flip`, shift, and change by RandAugment's operations: `[N, C, H, W] -> [N, C, H, W]`, both in [0, 1].
 
-    RandAugment takes images for granted that use the whole range. On a faint one it paints black borders and stretches
-    the contrast, which makes another domain of it; so it works within the range of each image.
+    "fixmatch" is FixMatch's view: `random_operations` up to `magnitude`, then Cutout of half the shorter side.
+    "own-range" applies every operation at `magnitude`, within the range of each image and cuts nothing out: RandAugment
+    takes images for granted that use the whole range; of a faint one, black borders and stretched contrast make another
+    domain. Without a `magnitude` it is that of `USUAL_MAGNITUDE`.
+
+    A `strength` below 1 scales magnitudes, and for "fixmatch" the probability of operations and the side of the square
+    too; at 0 the image is mirrored and shifted alone. The draws are the same at every strength.
 
     >>> strong_view(torch.ones(2, 3, 8, 8), torch.Generator(), flip=True).shape
     torch.Size([2, 3, 8, 8])
     """
-    if not 0 <= magnitude <= LARGEST_MAGNITUDE:
-        raise ValueError(f"magnitude {magnitude} is not one of the bins 0 to {LARGEST_MAGNITUDE}")
+    magnitude = USUAL_MAGNITUDE[kind] if magnitude is None else magnitude
     wide = images.float() if images.dtype in (torch.float16, torch.bfloat16) else images
     view = weak_view(wide, generator, flip=flip, crop=True)
-    drawn = torch.randint(len(OPERATIONS), (operations, len(images)), generator=generator)
-    # Operations without a direction have a sign drawn too: the draws of one image then never move those of another.
-    signs = 1 - 2 * torch.randint(2, (operations, len(images)), generator=generator)
-    low = view.amin((1, 2, 3), keepdim=True)
-    span = (view.amax((1, 2, 3), keepdim=True) - low).clamp_min(1 / 255)
-    view = (view - low) / span
+    if kind == "own-range":
+        view = _operate_within_range(view, generator, operations, magnitude, strength)
+    else:
+        view = random_operations(view, generator, operations=operations, magnitude=magnitude, strength=strength)
+        view = cut_out(view, generator, round(strength * (min(images.shape[-2:]) // 2)))
+    return view.to(images.dtype)
+
+
+def random_operations(
+    images: Tensor,
+    generator: torch.Generator,
+    *,
+    operations: int = 2,
+    magnitude: int = USUAL_MAGNITUDE["fixmatch"],
+    strength: float = 1.0,
+) -> Tensor:
+    """Apply RandAugment's operations as FixMatch does: `[N, C, H, W] -> [N, C, H, W]`, both in [0, 1].
+
+    Each of the `operations` has probability one half, and its magnitude is one of nine equal steps up to `magnitude`;
+    `strength` scales both.
+
+    >>> random_operations(torch.ones(2, 3, 8, 8), torch.Generator()).shape
+    torch.Size([2, 3, 8, 8])
+    """
+    drawn, signs = _draw_operations(len(images), operations, magnitude, strength, generator)
+    steps = torch.randint(1, MAGNITUDE_STEPS + 1, signs.shape, generator=generator)
+    applied = torch.rand(signs.shape, generator=generator) < 0.5 * strength
+    drawn = drawn.where(applied, OPERATIONS.index("Identity"))
+    magnitudes = strength * magnitude / MAGNITUDE_STEPS * steps * signs
     for slot in range(operations):
-        view = apply_operations(view, drawn[slot], magnitude * signs[slot])
-    return (low + span * view).clamp_(0, 1).to(images.dtype)
+        images = apply_operations(images, drawn[slot], magnitudes[slot])
+    return images
+
+
+def cut_out(images: Tensor, generator: torch.Generator, side: int) -> Tensor:
+    """Paint a square of `side` pixels grey (Cutout), around a pixel that is drawn for each of `[N, C, H, W]`.
+
+    What of the square would be outside the image is lost.
+
+    >>> cut_out(torch.ones(1, 1, 8, 8), torch.Generator(), 8).mean() < 1
+    tensor(True)
+    """
+
+    def covered(length: int) -> Tensor:
+        first = torch.randint(length, (len(images), 1), generator=generator).to(images.device) - side // 2
+        places = torch.arange(length, device=images.device)
+        return (places >= first) & (places < first + side)
+
+    rows, columns = covered(images.shape[2]), covered(images.shape[3])
+    return images.masked_fill((rows[:, :, None] & columns[:, None])[:, None], GREY)
+
+
+def _operate_within_range(
+    images: Tensor, generator: torch.Generator, operations: int, magnitude: int, strength: float
+) -> Tensor:
+    """Apply operations at one magnitude to images that are stretched to [0, 1] and shrunk to their range again."""
+    drawn, signs = _draw_operations(len(images), operations, magnitude, strength, generator)
+    if strength == 0:  # some operations have no magnitude
+        return images
+    low = images.amin((1, 2, 3), keepdim=True)
+    span = (images.amax((1, 2, 3), keepdim=True) - low).clamp_min(1 / 255)
+    view = (images - low) / span
+    for slot in range(operations):
+        view = apply_operations(view, drawn[slot], strength * magnitude * signs[slot])
+    return (low + span * view).clamp_(0, 1)
+
+
+def _draw_operations(
+    count: int, operations: int, magnitude: int, strength: float, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Draw operations and signs of their magnitudes `[operations, count]`, on the CPU.
+
+    Operations without a direction have a sign drawn too: the draws of one image then never move those of another.
+    """
+    if not 0 <= magnitude <= LARGEST_MAGNITUDE:
+        raise ValueError(f"magnitude {magnitude} is not one of the bins 0 to {LARGEST_MAGNITUDE}")
+    if not 0 <= strength <= 1:
+        raise ValueError(f"strength must be from 0 to 1, not {strength}")
+    drawn = torch.randint(len(OPERATIONS), (operations, count), generator=generator)
+    return drawn, 1 - 2 * torch.randint(2, (operations, count), generator=generator)
 
 
 def apply_operations(images: Tensor, drawn: Tensor, magnitudes: Tensor) -> Tensor:

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ttac.gaussian import RIDGE
 from ttac.source.statistics import SourceStatistics
-
-RIDGE = 1 / 30  # of the largest variance of the source, added to all, as the methods do
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,10 @@ LARGEST = 1e6  # of a weight; JSON has numbers that no float can hold
 
 @dataclass(frozen=True)
 class SourceBatch:
-    """Images as they are and as a weak view `[N, C, H, W]`, and their labels `[N]`."""
+    """Images as they are and as a view to learn the labels from `[N, C, H, W]`, and their labels `[N]`."""
 
     images: Tensor
-    weak: Tensor
+    weak: Tensor  # a share of them under strong operations, if the recipe says so
     labels: Tensor
     flip: bool  # whether a mirrored image is still of its class
 
@@ -107,7 +107,12 @@ class CrossEntropyContrastive(Objective):
         assert isinstance(branch, ContrastiveBranch)
         features, logits = classifier.features_and_logits(batch.weak)
         strong = strong_view(
-            batch.images, generator, flip=batch.flip, operations=self.operations, magnitude=self.magnitude
+            batch.images,
+            generator,
+            flip=batch.flip,
+            kind="own-range",
+            operations=self.operations,
+            magnitude=self.magnitude,
         )
         with own_statistics(batch_norms(classifier)):
             strong_features = classifier.features(strong)

@@ -60,6 +60,7 @@ class Recipe(Checked):
     lr: float = setting(0.1, "peak of the one-cycle rate", above=0)
     weight_decay: float = setting(5e-4, least=0)
     flip: bool = setting(True, "a mirrored image is not of its class")
+    strong: float = setting(0.0, "share of each batch under strong views (RandAugment)", least=0, most=1)
     seed: int = setting(0, "of everything random", least=0)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -20,10 +21,12 @@ from ttac.model.branches import fingerprint as branch_fingerprint
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
 from ttac.model.inputs import check_labels
-from ttac.model.tensors import check_finite, read_tensors, write_tensors
+from ttac.model.tensors import read_tensors, write_tensors
 from ttac.source.buffered import BufferedGaussians
+from ttac.source.depths import DepthCollection
 from ttac.source.infer import Parameterisation, anchors_around, has_signed_features, infer_means
 from ttac.source.knowledge import Level, stored
+from ttac.source.parts import DEPTHS, by_field, check_depths, read_parts, tensors_of
 
 FORMAT = "ttac.statistics/1"
 PARTS = ("classes", "overall", "projected")
@@ -51,6 +54,9 @@ class SourceStatistics:
     """Anchors of the source domain in feature space: `classes` (K Gaussians) and `overall` (one).
 
     `projected` is one Gaussian in the space of the contrastive branch, where the statistics were collected with one.
+    `depths` are those of the channel vectors at all positions of the outputs of the network's blocks (`depth_names`),
+    one each, and `floors` how far a window of 256 source images is from them by chance (`measure_floors`): both where
+    they were collected.
     """
 
     kind: ClassVar[str] = "statistics"
@@ -59,12 +65,15 @@ class SourceStatistics:
     overall: Gaussians
     origin: Origin
     projected: Gaussians | None = None
+    depths: Mapping[str, Gaussians] = field(default_factory=dict)
+    floors: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parts(self) -> dict[str, Gaussians]:
         """The Gaussians that there are, by name."""
         found = {part: getattr(self, part) for part in PARTS}
-        return {part: gaussians for part, gaussians in found.items() if gaussians is not None}
+        named = {part: gaussians for part, gaussians in found.items() if gaussians is not None}
+        return named | {f"{DEPTHS}{name}": gaussians for name, gaussians in self.depths.items()}
 
     @property
     def level(self) -> Level:
@@ -75,7 +84,10 @@ class SourceStatistics:
         """Say how they came about."""
         origin = {name: value for name, value in asdict(self.origin).items() if name != "counts"}
         families = {"class_family": self.classes.covariance.family, "overall_family": self.overall.covariance.family}
-        return {**origin, **families}
+        if not self.depths:
+            return {**origin, **families}
+        kinds = {gaussians.covariance.family for gaussians in self.depths.values()}
+        return {**origin, **families, "depths": len(self.depths), "depth_family": " and ".join(sorted(kinds))}
 
     def __repr__(self) -> str:
         classes, features = self.classes.mean.shape
@@ -104,6 +116,7 @@ class SourceStatistics:
 
         Samples are grouped by label where the loader yields labels, else by the model's prediction (as the authors
         do). `family` is full, low-rank, diagonal or isotropic, and by default the richest that fits (`choose_family`).
+        A second pass over some of the images, at most 2,048 that are kept meanwhile, measures the floors of the depths.
         """
         if family is not None:
             pick(family, FAMILIES, "family of Gaussians")
@@ -112,13 +125,18 @@ class SourceStatistics:
         branch = classifier.branch if isinstance(classifier.branch, ContrastiveBranch) else None
         projected = None if branch is None else _buffered(1, branch.projection.out_features, classifier, "full", rank)
         grouped: Literal["label", "prediction"] | None = None if group_by == "auto" else group_by
+        depths: DepthCollection | None = None
         with evaluating(classifier), torch.no_grad():
             for item in loader:
                 images, labels = _split(item)
                 grouped = grouped or ("prediction" if labels is None else "label")
                 if grouped == "label" and labels is None:
                     raise ValueError("grouping by label needs a loader that yields (images, labels)")
-                features, logits = classifier.features_and_logits(classifier.check(images))
+                images = classifier.check(images)
+                if depths is None and len(images):
+                    depths = DepthCollection(classifier, images, _statistics_dtype(classifier))
+                with nullcontext() if depths is None else depths.taking(images):
+                    features, logits = classifier.features_and_logits(images)
                 features = features.to(_statistics_dtype(classifier))
                 groups = logits.argmax(1) if grouped == "prediction" else check_labels(labels, *logits.shape)
                 groups = groups.to(logits.device)
@@ -137,7 +155,9 @@ class SourceStatistics:
         of_branch = None if branch is None else branch_fingerprint(branch)
         origin = Origin("collected", classifier.fingerprint(), sum(counts), counts, grouped, of_branch)
         projections_found = None if projected is None else projected.finish().gaussians
-        return cls(finished.gaussians, overall.finish().gaussians, origin, projections_found)
+        anchors = {"classes": finished.gaussians, "overall": overall.finish().gaussians}
+        found = ({}, {}) if depths is None else depths.finish(anchors)
+        return cls(anchors["classes"], anchors["overall"], origin, projections_found, *found)
 
     @classmethod
     def infer(cls, classifier: Classifier, *, parameterisation: Parameterisation | None = None) -> SourceStatistics:
@@ -176,14 +196,17 @@ class SourceStatistics:
     def to(self, device: torch.device) -> SourceStatistics:
         """Move the statistics to a device."""
         moved = {name: part.map(lambda tensor: tensor.to(device)) for name, part in self.parts.items()}
-        return replace(self, **moved)  # type: ignore[arg-type]
+        return replace(self, **by_field(moved))
 
     def fingerprint(self) -> str:
         """Hash the statistics and their origin, the same on every device."""
         digest = hashlib.sha256(self.origin.text().encode())
-        for gaussians in self.parts.values():
+        for part, gaussians in self.parts.items():
+            # The names of the others are left out, as they were before there were depths.
+            digest.update(part.encode() if part.startswith(DEPTHS) else b"")
             for tensor in (gaussians.mean, *gaussians.covariance.tensors().values()):
                 digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        digest.update(json.dumps(dict(self.floors)).encode() if self.floors else b"")
         return digest.hexdigest()[:32]
 
     def check(self, classifier: Classifier) -> None:
@@ -200,6 +223,10 @@ class SourceStatistics:
                 f"the statistics belong to the model {self.origin.fingerprint}, this one is {fingerprint}: "
                 "collect or infer them again with this model"
             )
+        modules = {name for name, _ in classifier.model.named_modules()}
+        unknown = [name for name in self.depths if name not in modules]
+        if unknown:
+            raise ValueError(f"the statistics are of depths that the classifier does not have: {some(unknown)}")
         if self.projected is None or self.origin.branch is None or classifier.branch is None:
             return
         fingerprint = branch_fingerprint(classifier.branch)
@@ -212,12 +239,10 @@ class SourceStatistics:
     def save(self, path: Path | str) -> None:
         """Write a safetensors file, atomically."""
         families = {part: gaussians.covariance.family for part, gaussians in self.parts.items()}
-        tensors: dict[str, Tensor] = {}
-        for part, gaussians in self.parts.items():
-            stored = {"mean": gaussians.mean, **gaussians.covariance.tensors()}
-            tensors |= {f"{part}.{name}": tensor for name, tensor in stored.items()}
         metadata = {"format": FORMAT, "families": json.dumps(families), "origin": self.origin.text()}
-        write_tensors(path, tensors, metadata)
+        if self.floors:
+            metadata["floors"] = json.dumps(dict(self.floors))
+        write_tensors(path, tensors_of(self.parts), metadata)
 
     @classmethod
     def load(cls, path: Path | str, classifier: Classifier | None = None) -> SourceStatistics:
@@ -231,12 +256,17 @@ class SourceStatistics:
             if metadata.get("format") != FORMAT:
                 raise ValueError(f"its format is {metadata.get('format')!r}, expected {FORMAT!r}")
             origin, families = (json.loads(metadata[name]) for name in ("origin", "families"))
-            parts = {part: _read_gaussians(tensors, part, family) for part, family in families.items()}
-            statistics = cls(origin=Origin(**{**origin, "counts": tuple(origin["counts"])}), **parts)
+            origin = Origin(**{**origin, "counts": tuple(origin["counts"])})
+            statistics = cls(
+                origin=origin,
+                floors=json.loads(metadata.get("floors", "{}")),
+                **by_field(read_parts(tensors, families)),
+            )
+            check_depths(statistics.depths, statistics.floors)
             if statistics.overall.mean.shape != (1, statistics.classes.mean.shape[1]):
                 raise ValueError("overall: expected one Gaussian over the features of the classes")
         # What a forged file makes torch raise: indices, shapes and numbers out of range.
-        except (LookupError, TypeError, ValueError, RuntimeError, OverflowError) as error:
+        except (LookupError, AttributeError, TypeError, ValueError, RuntimeError, OverflowError) as error:
             raise ValueError(f"{path} is not a readable statistics file: {error}") from error
         if classifier is not None:
             statistics.check(classifier)
@@ -262,16 +292,3 @@ def _split(item: Any) -> tuple[Tensor, Tensor | None]:
     if isinstance(item, list | tuple) and 1 <= len(item) <= 2:
         return item[0], (item[1] if len(item) == 2 else None)
     raise TypeError(f"the loader yields {type(item).__name__}; expected images or (images, labels)")
-
-
-def _read_gaussians(tensors: dict[str, Tensor], part: str, family: str) -> Gaussians:
-    stored = {name.removeprefix(f"{part}."): tensor for name, tensor in tensors.items() if name.startswith(f"{part}.")}
-    mean = stored.pop("mean")
-    covariance = FAMILIES[family](**stored)
-    # One matrix is written out whole, as the diagonal does not tell whether it is square.
-    count, dim = mean.shape
-    fits = covariance.diagonal().shape == mean.shape and all(len(t) == count for t in stored.values() if t.ndim)
-    if not fits or covariance.rows(torch.tensor([0])).dense().shape != (1, dim, dim) or not mean.is_floating_point():
-        raise ValueError(f"{part}: mean {tuple(mean.shape)} and covariance do not fit each other")
-    check_finite({"mean": mean, **stored}, part)
-    return Gaussians(mean, covariance)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ttac.data.labelled import LabelledImages, from_tensors
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
-from ttac.model.views import random_crop, random_flip
+from ttac.model.views import random_crop, random_flip, random_operations
 from ttac.source.objectives import CrossEntropy, Objective, SourceBatch
 from ttac.source.spec import Amp, Recipe
 
@@ -98,6 +98,9 @@ class Trainer:
         images = self.data.read(rows).to(self.device).float() / 255
         weak = random_crop(images, self._generator, padding=min(self.data.size) // 8)
         weak = random_flip(weak, self._generator) if recipe.flip else weak
+        strong = round(recipe.strong * len(rows))
+        if strong:
+            weak[:strong] = random_operations(weak[:strong], self._generator)
         batch = SourceBatch(images, weak, self.data.labels[rows].to(self.device), recipe.flip)
         with self._own_randomness(), self.autocast():
             losses = self.objective.losses(self.classifier, batch, self._generator)

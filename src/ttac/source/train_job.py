@@ -199,6 +199,7 @@ def _settings(
         "std": job.std,
         "objective": job.loss.as_dict(),
         **dataclasses.asdict(recipe),
+        "strong": recipe.strong or None,  # which is what trainings of before there was a share have
         "precision": str(precision or torch.float32),
         "statistics": job.stats,
         "device": job.device,

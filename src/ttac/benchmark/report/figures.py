@@ -15,7 +15,7 @@ import numpy as np
 
 from ttac.benchmark.report.published import MEAN, NO_PROTOCOL
 from ttac.benchmark.report.results import ExperimentResults, RunResult
-from ttac.benchmark.report.tables import UNITS, Row, Table, readable, whole_runs
+from ttac.benchmark.report.tables import Row, Table, readable, whole_runs
 from ttac.benchmark.runs import PlannedRun
 from ttac.common.files import replacing
 from ttac.evaluation.records import Record
@@ -256,7 +256,7 @@ def bars(table: Table) -> Any | None:
                 [x for x, _ in spread], [cell.mean for _, cell in spread], [cell.std for _, cell in spread],
                 fmt="none", ecolor=INK, elinewidth=0.8,
             )  # fmt: skip
-        axes.set_ylabel(UNITS[table.experiment.metric])
+        axes.set_ylabel(table.unit)
         axes.set_title("" if group == NO_PROTOCOL else group, loc="left", fontsize=9.5)
         axes.grid(axis="y", color=FAINT)
         axes.tick_params(axis="x", length=0)
@@ -292,7 +292,7 @@ def heatmap(table: Table) -> Any | None:
                     x + 0.5, y + 0.5, f"{value:.{table.digits}f}", ha="center", va="center", fontsize=8,
                     color="#111112" if light else "#fefefe",
                 )  # fmt: skip
-        axes.set_title(f"{UNITS[table.experiment.metric]}, {title}", fontsize=9.5)
+        axes.set_title(f"{table.unit}, {title}", fontsize=9.5)
         axes.set_xticks(np.arange(len(columns)) + 0.5, below[1])
         axes.set_xlabel(below[0])
         axes.set_yticks(np.arange(len(table.rows)) + 0.5, across[1])

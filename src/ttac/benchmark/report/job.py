@@ -14,7 +14,7 @@ from ttac.benchmark.report.figures import draw, render
 from ttac.benchmark.report.orders import compare_order
 from ttac.benchmark.report.page import CAPTIONS, Section, render_page
 from ttac.benchmark.report.published import published_tables
-from ttac.benchmark.report.results import EXPERIMENT, ExperimentResults, load_results
+from ttac.benchmark.report.results import EXPERIMENT, ExperimentResults, by_table, load_results
 from ttac.benchmark.report.tables import Table, make_table
 from ttac.common.files import replacing
 from ttac.common.resumable import alone_in
@@ -29,7 +29,8 @@ def run_report(job: ReportJob, console: Console) -> None:
     experiments, notes = load_results(job.results, job.experiments)
     for note in notes:
         console.print(f"note: {note}", markup=False)
-    tables = [make_table(experiment, published_tables()) for experiment in sorted(experiments, key=_paper_order)]
+    parts = [part for experiment in sorted(experiments, key=_paper_order) for part in by_table(experiment)]
+    tables = [make_table(part, published_tables()) for part in parts]
     _check_out(job.out)
     sections = [Section(table, compare_order(table), _figures(table)) for table in tables]
     files = _files(sections, job.out)  # all of them before the first is written

@@ -16,7 +16,7 @@ from ttac.benchmark.report.figures import FAINT, INK, PAPER
 from ttac.benchmark.report.orders import RULES, Ordering
 from ttac.benchmark.report.published import MEAN, NO_PROTOCOL
 from ttac.benchmark.report.results import ExperimentResults, RunResult
-from ttac.benchmark.report.tables import Cell, Row, Table, readable, values_of
+from ttac.benchmark.report.tables import DIGITS, Cell, Row, Table, readable, values_of
 from ttac.evaluation.protocols import PROTOCOLS
 
 CAPTIONS = {
@@ -96,8 +96,9 @@ class Details:
 def _value(table: Table, done: RunResult, column: str) -> str:
     """Print what a record adds to a cell; to a mean over classes it adds its own."""
     values = values_of(table.experiment, done)
-    unit = " s a sample" if table.experiment.metric == "seconds" else " %"
-    return writers.number(values.get(column, fmean(values.values())), table.digits) + unit
+    metric = table.experiment.metric
+    unit = {"error": " %", "seconds": " s a sample", "update": " s an update"}[metric]
+    return writers.number(values.get(column, fmean(values.values())), DIGITS[metric]) + unit
 
 
 def _versions(facts: Mapping[str, Any], more: Sequence[str] = ()) -> str:
@@ -161,10 +162,10 @@ def describe_group(group: str) -> str:
 
 def _facts(experiments: Sequence[ExperimentResults]) -> list[tuple[str, str]]:
     """Sum up what was run, where and when."""
-    done = [each for experiment in experiments for each in experiment.done]
+    done = list({each.path: each for experiment in experiments for each in experiment.done}.values())
     records = [each.record for each in done]
     known = [record.provenance for record in records]
-    runs = sum(len(experiment.runs) for experiment in experiments)
+    runs = len({(each.name, each.scale, run) for each in experiments for run in each.runs})  # some are in two tables
     times = sorted(str(facts["time"]) for facts in known if "time" in facts)
     machines = (
         f"{facts.get('processor') or facts.get('platform', 'unknown')}, {facts.get('cpus', '?')} cores, "

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ttac.benchmark.experiment import Figure, from_mapping
+from ttac.benchmark.experiment import Figure, Metric, TableSpec, from_mapping
 from ttac.benchmark.runs import Part, PlannedRun
 from ttac.common.options import check_value
 from ttac.evaluation.records import Record
@@ -21,6 +21,7 @@ from ttac.evaluation.records import Record
 EXPERIMENT = "experiment.json"
 EXPERIMENT_FORMAT, FAILURE_FORMAT, POINTS_FORMAT = "ttac.experiment/1", "ttac.failure/1", "ttac.points/1"
 SUFFIXES = (".json", ".failed.json", ".tsne.json")  # of a record, a failure, and features in the plane
+WORD = re.compile(r"\w[\w.+-]*")  # of the names of files that a report writes
 FILE_NAME = re.compile(r"[^./\\\0][^/\\\0]*")  # without folders, and not hidden
 PERCENT = {"least": 0.0, "most": 100.0}
 
@@ -58,6 +59,13 @@ class RunFailure:
 
 
 @dataclass(frozen=True)
+class DescribedTable(TableSpec):
+    """One of the tables of an experiment."""
+
+    runs: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class Description:
     """What `ttac bench` writes of an experiment at a scale."""
 
@@ -67,26 +75,29 @@ class Description:
     about: str
     command: str
     published: list[str]
-    metric: Literal["error", "seconds"]
+    metric: Metric
     by_class: bool
     average: bool
     figures: list[Figure]
     runs: list[str]  # in the order of the table
     parts: dict[str, set[Part]]  # of the data, that a whole cell of a column is over
     classes: list[str] | None = None
+    tables: dict[str, DescribedTable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class ExperimentResults(Description):
-    """All that is known of one experiment at one scale."""
+    """All that is known of one experiment at one scale, or what one of its tables shows of it."""
 
+    table: str = ""
+    against: str | None = None  # see `TableSpec`
     done: list[RunResult] = field(default_factory=list)
     failed: list[RunFailure] = field(default_factory=list)
 
     @property
     def key(self) -> str:
-        """Give the name of its files: the experiment and the scale."""
-        return f"{self.name}-{self.scale}"
+        """Give the name of its files: the experiment and the scale, and the table where there are several."""
+        return "-".join(filter(None, (self.name, self.scale, self.table)))
 
     @property
     def complete(self) -> bool:
@@ -105,6 +116,27 @@ class ExperimentResults(Description):
         done = {done.run.name: done.run for done in self.done}
         known = {**{failure.run.name: failure.run for failure in self.failed}, **done}
         return [known[name] for name in self.runs if name in known]
+
+
+def by_table(experiment: ExperimentResults) -> list[ExperimentResults]:
+    """Give what each table of an experiment shows; one that names no tables is one."""
+    parts = []
+    for name, table in experiment.tables.items():
+        runs = set(table.runs)
+        parts.append(
+            replace(
+                experiment,
+                table=name,
+                title=f"{experiment.title}: {table.title}",
+                about=table.about or experiment.about,
+                metric=table.metric,
+                against=table.against,
+                runs=table.runs,
+                done=[done for done in experiment.done if done.run.name in runs],
+                failed=[failure for failure in experiment.failed if failure.run.name in runs],
+            )
+        )
+    return parts or [experiment]
 
 
 def load_results(folder: Path, only: Sequence[str] = ()) -> tuple[list[ExperimentResults], list[str]]:
@@ -141,8 +173,10 @@ def _load_experiment(file: Path) -> ExperimentResults:
     own = file.resolve().parent
     if (own.parent.name, own.name) != (experiment.name, experiment.scale):
         raise ValueError(f"{file} is of {experiment.name} at scale {experiment.scale}, which is not its folder")
-    if not all(re.fullmatch(r"\w[\w.+-]*", name) for name in (experiment.name, experiment.scale)):
-        raise ValueError(f"{file}: names of experiments and scales are letters, digits, dots, hyphens and underscores")
+    if not all(map(WORD.fullmatch, (experiment.name, experiment.scale, *experiment.tables))):
+        raise ValueError(
+            f"{file}: names of experiments, scales and tables are letters, digits, dots, hyphens and underscores"
+        )
     if len(set(experiment.runs)) < len(experiment.runs) or not all(map(FILE_NAME.fullmatch, experiment.runs)):
         raise ValueError(f"{file}: runs must be different names of files, without folders")
     for name in experiment.runs:
@@ -182,10 +216,11 @@ def _load_record(path: Path, experiment: Description) -> Record:
         check_value("samples", record.samples, int, {"least": 1})
         check_value("seconds", record.seconds, float, {"least": 0})
         check_value("error", record.error, float, PERCENT)
+        check_value("latency_ms.update.mean", record.update_seconds, float | None, {"least": 0})
         for error in record.class_error:
             check_value("class_error", error, float | None, PERCENT)
         check_value("cumulative_error", record.cumulative_error, list[tuple[float, ...]], {})
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is not a whole record with labels: {error}") from error
     if experiment.by_class and all(error is None for error in record.class_error):
         raise ValueError(f"{path} has no error of any class, and the columns of its experiment are classes")

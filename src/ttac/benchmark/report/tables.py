@@ -12,9 +12,10 @@ from ttac.benchmark.report.results import ExperimentResults, RunResult
 from ttac.benchmark.runs import Part, PlannedRun
 from ttac.common.lookup import pick
 from ttac.data.corruptions.constants import NAMES
+from ttac.methods.registry import methods
 
-DIGITS = {"error": 2, "seconds": 4}
-UNITS = {"error": "error (%)", "seconds": "seconds a sample"}
+DIGITS = {"error": 2, "seconds": 4, "update": 4}
+UNITS = {"error": "error (%)", "seconds": "seconds a sample", "update": "seconds an update"}
 
 
 @dataclass
@@ -94,7 +95,16 @@ class Table:
     @property
     def digits(self) -> int:
         """Give the decimal places of its numbers."""
-        return DIGITS[self.experiment.metric]
+        return 2 if self.experiment.against is not None else DIGITS[self.experiment.metric]
+
+    @property
+    def unit(self) -> str:
+        """Say what its numbers are."""
+        against, metric = self.experiment.against, self.experiment.metric
+        if against is None:
+            return UNITS[metric]
+        title = methods()[against].capabilities.title if against in methods() else against
+        return f"points of error above {title}" if metric == "error" else f"{UNITS[metric]}, in multiples of {title}'s"
 
     @property
     def compared(self) -> bool:
@@ -132,7 +142,8 @@ def make_table(experiment: ExperimentResults, published: Mapping[str, PublishedT
     places: dict[tuple[str, str], list[RunResult]] = {(run.group, run.row): [] for run in experiment.places}
     for done in experiment.done:
         places[done.run.group, done.run.row].append(done)
-    rows = [Row(*place, _cells(experiment, columns, done)) for place, done in places.items() if done]
+    found = [Row(*place, _cells(experiment, columns, done)) for place, done in places.items() if done]
+    rows = [row for row in found if row.cells]  # without updates there is no time of one
     for row in rows:
         if experiment.average:
             row.cells[MEAN] = _average(row, columns)
@@ -144,13 +155,33 @@ def make_table(experiment: ExperimentResults, published: Mapping[str, PublishedT
 
 
 def _cells(experiment: ExperimentResults, columns: Sequence[str], done: Sequence[RunResult]) -> dict[str, Cell]:
-    values = [(each, values_of(experiment, each)) for each in done]
+    zero = {_stream_of(each.run): each for each in experiment.done if each.run.method == experiment.against}
+    values = [(each, _relative(experiment, each, zero)) for each in done]
     cells = {}
     for column in columns:
         measured = [(each, found[column]) for each, found in values if column in found]
         if measured:
             cells[column] = _cell(measured, _wanted(experiment, done[0].run, column))
     return cells
+
+
+def _stream_of(run: PlannedRun) -> tuple[object, ...]:
+    """Name what a method and the one that it is compared with have in common."""
+    return run.column, run.source, run.part, run.seed
+
+
+def _relative(
+    experiment: ExperimentResults, done: RunResult, zero: Mapping[tuple[object, ...], RunResult]
+) -> dict[str, float]:
+    """Give the numbers of a record by column, in relation to the record of the same stream in `zero` where the table
+    is a comparison: points of error above it, or how many times as long. Without such a record there are none."""
+    values = values_of(experiment, done)
+    if experiment.against is None:
+        return values
+    base = values_of(experiment, zero[_stream_of(done.run)]) if _stream_of(done.run) in zero else {}
+    if experiment.metric == "error":
+        return {column: value - base[column] for column, value in values.items() if column in base}
+    return {column: value / base[column] for column, value in values.items() if base.get(column)}
 
 
 def readable(column: str) -> str:
@@ -175,8 +206,13 @@ def values_of(experiment: ExperimentResults, done: RunResult) -> dict[str, float
     """Give the numbers that a record has in its experiment's table, by column."""
     record = done.record
     if not experiment.by_class:
-        seconds = experiment.metric == "seconds"
-        return {done.run.column: record.seconds / record.samples if seconds else float(record.error or 0.0)}
+        numbers = {
+            "error": float(record.error or 0.0),
+            "seconds": record.seconds / record.samples,
+            "update": record.update_seconds,
+        }
+        number = numbers[experiment.metric]
+        return {} if number is None else {done.run.column: number}
     errors = zip(experiment.class_names, record.class_error, strict=False)
     return {name: error for name, error in errors if error is not None}
 
@@ -240,7 +276,12 @@ def _published_average(table: PublishedTable, row: Row, columns: Sequence[str]) 
 
 
 def _mark_best(table: Table) -> None:
-    """Mark the lowest whole mean of each column and group, as it is printed, where there is something to compare."""
+    """Mark the lowest whole mean of each column and group, as it is printed, where there is something to compare.
+
+    Differences and multiples have none: their rows may be of several sources.
+    """
+    if table.experiment.against is not None:
+        return
     for group, column in itertools.product(table.groups, table.columns):
         cells = [row.whole_cells[column] for row in table.of(group) if column in row.whole_cells]
         means = [round(cell.mean, table.digits) for cell in cells]

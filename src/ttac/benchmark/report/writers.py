@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ttac.benchmark.report.orders import RULES, Ordering
-from ttac.benchmark.report.tables import UNITS, Cell, Table, as_range, readable
+from ttac.benchmark.report.tables import Cell, Table, as_range, readable
 
 PAPER_SCALE = "paper"  # the one at which values may be compared with the paper's
 OTHER_SCALES = (
@@ -66,7 +66,7 @@ def of_other_scale(table: Table) -> bool:
 def legend(table: Table, published: str = "in brackets") -> str:
     """Explain the numbers of a table in a few sentences; `published` says where the paper's stand."""
     cells = [cell for row in table.rows for cell in row.cells.values()]
-    said = [f"{UNITS[table.experiment.metric].capitalize()}, mean"]
+    said = [f"{table.unit[0].upper()}{table.unit[1:]}, mean"]
     if any(cell.std is not None for cell in cells):
         said[0] += " ± sample standard deviation over n seeds"
     columns = [cell.n for cell in cells if cell.over == "columns"]

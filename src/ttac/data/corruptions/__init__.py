@@ -34,12 +34,14 @@ _APPLY: dict[str, Apply] = {
 
 
 def corruption_names(words: Sequence[str]) -> tuple[str, ...]:
-    """Take names and sets of names (standard, all), each name once.
+    """Take names and sets of names (standard, extra, all), each name once.
 
     >>> corruption_names(["fog", "fog"]), len(corruption_names(["fog", "standard"])), len(corruption_names(["all"]))
     (('fog',), 15, 19)
+    >>> corruption_names(["extra"])
+    ('speckle_noise', 'gaussian_blur', 'spatter', 'saturate')
     """
-    sets = {"standard": CORRUPTIONS, "all": NAMES}
+    sets = {"standard": CORRUPTIONS, "extra": EXTRA, "all": NAMES}
     return tuple(dict.fromkeys(name for word in words for name in sets.get(word, (word,))))
 
 

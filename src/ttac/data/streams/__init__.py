@@ -126,14 +126,22 @@ def corrupted_domains(
     severities: Sequence[int] = (5,),
     seed: int = 0,
     photographs: FrostPhotographs | None = None,
+    strength: tuple[float, ...] | None = None,
 ) -> list[Domain]:
     """Make a domain of each corruption at each severity; what happens to an image goes by its row in `clean`.
+
+    With `strength`, constants of one's own, there are no severities: each corruption makes one domain.
 
     >>> from ttac.data.labelled import from_tensors
     >>> images = from_tensors(torch.zeros(6, 3, 32, 32, dtype=torch.uint8), torch.arange(6) % 2, 2)
     >>> [domain.mark for domain in corrupted_domains(images, ["fog", "snow"], severities=(1, 5))]
     ['fog 1', 'fog 5', 'snow 1', 'snow 5']
+    >>> [domain.mark for domain in corrupted_domains(images, ["jpeg_compression"], strength=(30,))]
+    ['jpeg_compression']
     """
+    if strength is not None:
+        own = [Corruption(name, seed=seed, photographs=photographs, strength=strength) for name in names]
+        return [Domain(one.name, one.of(clean), notes=one.notes(min(clean.size))) for one in own]
     made = [Corruption(name, severity, seed, photographs) for name in names for severity in severities]
     return [Domain(one.name, one.of(clean), one.severity, one.notes(min(clean.size))) for one in made]
 
