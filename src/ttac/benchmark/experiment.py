@@ -42,6 +42,7 @@ class SourceSpec(Checked):
     seed: int = 0
     size: int | None = setting(None, least=1)  # of image files
     amp: Amp = "auto"  # mixed precision
+    channels_last: bool = False  # memory layout of the weights
 
 
 @dataclass(frozen=True)

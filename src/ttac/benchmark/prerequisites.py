@@ -27,7 +27,7 @@ from ttac.source.statistics import SourceStatistics
 from ttac.source.train_job import run_train
 
 Made = TypeVar("Made")
-NEWER = ("strong", "amp")  # keys of a source's recipe that count where they are named
+NEWER = ("strong", "amp", "channels_last")  # keys of a source's recipe that count where they are named
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,7 @@ class Prerequisites:
             stats=True,
             device=self._device,
             amp=spec.amp,
+            channels_last=spec.channels_last,
         )
         run_train(job, console)
 

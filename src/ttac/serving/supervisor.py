@@ -86,6 +86,8 @@ def run_serve(job: ServeJob, console: Console) -> None:
         admin_token = job.token or _own_token(job.state)
         channels = Channels(facts.shape, facts.weights_size, job.buffer)
         server = Server(job, facts, channels, listening, admin_token)
+        write_logs("supervisor")
+        supervisor = _Supervisor(server, Journal(StateFolder(job.state).events))
         host, port = listening.getsockname()[:2]
         address = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         console.print(f"{job.served_name} at {address}/v2/models/{job.served_name}/infer", markup=False)
@@ -94,8 +96,7 @@ def run_serve(job: ServeJob, console: Console) -> None:
         console.print(f"page at {address}/{secret}", markup=False)
         if not (job.token or secret):
             console.print(f"token of its buttons in {job.state / TOKEN}", markup=False)
-        write_logs("supervisor")
-        _Supervisor(server, Journal(StateFolder(job.state).events)).run()
+        supervisor.run()
 
 
 class _Supervisor:
@@ -106,11 +107,11 @@ class _Supervisor:
         # Not by the ring's position: the predictor moves that on too, by writing over what is old.
         self._adapter = Child("adapter", partial(run_adapter, server), lambda: int(channels.progress.sum()))
         self._signals: list[int] = []
+        for signum in SIGNALS:
+            signal.signal(signum, lambda number, _frame: self._signals.append(number))
 
     def run(self) -> None:
         """Keep both processes running until the first signal, then let them end."""
-        for signum in SIGNALS:
-            signal.signal(signum, lambda number, _frame: self._signals.append(number))
         children = (self._predictor, self._adapter)
         for child in children:
             self._start(child)

@@ -84,6 +84,7 @@ class TrainJob(Checked):
     stats: bool = setting(False, "collect source statistics into the bundle too")
     device: str = setting("cpu", "cpu, cuda, ...")
     amp: Amp = setting("auto", "mixed precision; auto: on CUDA, where it pays")
+    channels_last: bool = setting(False, "memory layout of the weights, for convolutions of many channels")
     checkpoint_every: float = setting(120.0, "seconds; 0: after every batch", least=0)
 
     def check(self) -> None:

@@ -174,7 +174,7 @@ def _untrained(
         model.classifier.branch = None if branch is None else branch.to(job.device)
     if model.classifier.channels != data.channels:
         raise ValueError(f"the model takes {model.classifier.channels} channels, the images have {data.channels}")
-    return model
+    return dataclasses.replace(model, classifier=model.classifier.tuned(channels_last=job.channels_last))
 
 
 def _settings(
@@ -201,6 +201,7 @@ def _settings(
         **dataclasses.asdict(recipe),
         "strong": recipe.strong or None,  # which is what trainings of before there was a share have
         "precision": str(precision or torch.float32),
+        "channels_last": job.channels_last or None,
         "statistics": job.stats,
         "device": job.device,
     }
