@@ -237,9 +237,10 @@ def test_keys_that_sources_had_not_before_leave_their_place_as_it_was(file: Path
         "init": None, "epochs": 1, "batch": 64, "lr": 0.1, "weight_decay": 0.0005, "seed": 0, "size": None,
     }  # fmt: skip
     assert place() == cache / "sources" / f"plain-{text_hash([str(recipe)])}"
-    places = [place(), place("sources.plain.amp=bf16"), place("sources.plain.strong=0.5")]
-    assert len(set(places)) == 3
-    assert place("sources.plain.amp=auto", "sources.plain.strong=0.0") == place()
+    others = [place(f"sources.plain.{key}") for key in ("amp=bf16", "strong=0.5", "channels_last=true")]
+    assert len({place(), *others}) == 4
+    usual = [f"sources.plain.{key}" for key in ("amp=auto", "strong=0.0", "channels_last=false")]
+    assert place(*usual) == place()
 
 
 # What runs, and what runs again

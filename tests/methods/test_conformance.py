@@ -28,7 +28,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("ttac", {"predict": "before", "direction": "one-sided"}),
     ("ttac", {"source_free": True}),
     ("ttac++", {"source_free": True}),
-    ("ttac++", {"warmup": True, "walk": 12}),
+    ("ttac++", {"warmup": True, "views": "joint-both", "walk": 12}),
     ("ttac++", {"contrastive_weight": 1.0}),
     ("ttt++", {"contrastive_weight": 1.0, "operations": 0, "passes": 1}),
     # Half of the stream, so that its end is always as far from a reset and memory can be compared there.

@@ -366,7 +366,8 @@ def test_a_loss_that_is_not_finite_skips_the_step_and_restores_everything(monkey
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("bn", {}), ("tent", {}), ("ttac++", {}), ("ttac++", {"warmup": True})]
+    ("method", "options"),
+    [("bn", {}), ("tent", {}), ("ttac++", {}), ("ttac++", {"warmup": True, "views": "joint-both"})],
 )
 def test_images_that_overflow_the_network_do_not_poison_it(method: str, options: dict[str, Any]) -> None:
     subject = checks.subject(method, **options)

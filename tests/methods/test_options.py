@@ -64,6 +64,13 @@ def test_the_fast_preset_walks_a_part_of_the_queue_once(method: str) -> None:
     assert (options.warmup, slow.warmup) == (False, True)
 
 
+def test_a_warm_up_without_effect_is_refused() -> None:
+    options = methods()["ttac++"].options_type
+    with pytest.raises(ValueError, match="unless views is joint-both, not 'joint'"):
+        options(warmup=True)  # type: ignore[call-arg]
+    options(warmup=True, views="joint-both")  # type: ignore[call-arg]
+
+
 @pytest.mark.parametrize("method", ["ttac++", "tent", "shot", "bn"])
 def test_a_walk_bounds_the_steps_of_an_update_and_the_rate_goes_by_them(method: str) -> None:
     classifier = Classifier(ResNet(8, 4, width=4))

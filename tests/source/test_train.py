@@ -223,6 +223,30 @@ def test_a_whole_run(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "is complete: nothing to do" in capsys.readouterr().out
 
 
+def test_the_layout_of_the_weights_changes_nothing_but_the_last_digits(
+    world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layouts = []
+
+    def step(trainer: Trainer, original: Callable[[Trainer], None] = Trainer.step) -> None:
+        weight = trainer.classifier.model.get_submodule("layer1.0.conv1").weight
+        layouts.append(weight.is_contiguous(memory_format=torch.channels_last))
+        original(trainer)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    wide = ["--set", "width=16", "--epochs", "1"]
+    assert main(command(world, "plain", *wide)) == 0
+    assert main(command(world, "last", *wide, "--channels-last")) == 0
+    assert main(command(world, "plain", *wide, "--channels-last")) == 2
+    assert "channels_last: None there, True now" in capsys.readouterr().err
+    half = len(layouts) // 2
+    assert layouts == [False] * half + [True] * half
+    plain, last = (load_bundle(world / out) for out in ("plain", "last"))
+    assert last.training["settings"]["channels_last"] is True
+    for (name, ours), theirs in zip(last.classifier.named_parameters(), plain.classifier.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4, msg=name)
+
+
 def test_a_killed_process_goes_on_bit_for_bit(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(command(world, "whole")) == 0
     code = (

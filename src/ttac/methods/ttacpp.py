@@ -15,7 +15,7 @@ from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, View
 from ttac.adaptation.normalisation import Snapshot
 from ttac.adaptation.step import Loss
 from ttac.adaptation.strength import ViewStrength, agreement
-from ttac.common.options import setting
+from ttac.common.options import require, setting
 from ttac.common.state import cloned
 from ttac.methods.registry import register
 from ttac.methods.ttac import FAST, PAPER, TTAC, TTACOptions, contrast
@@ -38,6 +38,12 @@ class TTACPlusPlusOptions(TTACOptions):
     views: Literal["joint", "joint-both", "apart"] = setting(
         "joint", "in one batch, in one that the stored statistics follow with strong views and all, or in two"
     )
+
+    def check(self) -> None:
+        """Refuse a warm-up that would have no effect."""
+        super().check()
+        rule = "warmup moves batch-norm statistics that are taken anew after the update, unless views is joint-both"
+        require(not self.warmup or self.views == "joint-both", rule, self.views)
 
 
 # Our step beyond the paper: every depth is aligned, and posteriors are made sharp and even.

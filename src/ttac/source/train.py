@@ -107,9 +107,11 @@ class Trainer:
         loss = torch.stack([term.float() for term in losses.values()]).sum()
         self._optimizer.zero_grad()
         self._scaler.scale(loss).backward()
+        scale = self._scaler.get_scale()
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        self._schedule.step()
+        if self._scaler.get_scale() >= scale:  # else the gradient overflowed and no step was taken
+            self._schedule.step()
         self._loss_sum += loss.detach()
         self.steps_done += 1
 
