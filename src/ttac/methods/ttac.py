@@ -56,7 +56,7 @@ class TTACOptions(BranchOptions):
     global_distance: Distance = setting("kl", "between global Gaussians")
     hold_weight: float = setting(0.25, "of the distance to the source's weights, for inferred anchors", least=0)
     filtered_weight: float = setting(0.0, "of cross-entropy with filtered labels, an ablation", least=0)
-    inferred_trust: float = setting(0.01, "share of both weights that inferred anchors get", least=0)
+    inferred_trust: float = setting(0.003, "share of both weights that inferred anchors get", least=0)
     raw_divergence: bool = setting(False, "not divided by the effective dimension, as the authors do")
     direction: Direction = setting("symmetric", "of the divergence")
     depth_weight: float = setting(0.0, "of the divergence at every depth", least=0)
