@@ -18,6 +18,7 @@ from ttac.adaptation.losses import diversity, entropy, filtered_labels
 from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, Method, View, backbone
 from ttac.adaptation.normalisation import FollowingNorms
 from ttac.adaptation.options import BranchOptions
+from ttac.adaptation.shift import SourceShift
 from ttac.adaptation.step import Loss
 from ttac.common.options import setting
 from ttac.gaussian import RIDGE, Direction
@@ -130,6 +131,10 @@ class TTAC(Method):
                 "SourceStatistics.collect, or set depth_weight=0"
             )
         self.declare(alignments=self._make_alignments)
+        # Inferred statistics have no floors of their own.
+        shift = SourceShift(self.classifier, adapter.source, adapter.reduction)
+        self.shift = shift if self.inferred and adapter.options.floor and shift.known else None
+        self.teaches = 1.0  # the weight of the running update
 
     @classmethod
     def uses(cls, options: TTACOptions) -> tuple[str, ...]:
@@ -169,10 +174,19 @@ class TTAC(Method):
         options, adapter = self.adapter.options, self.adapter
         for alignment in self.alignments.values():
             alignment.look()
+        if self.shift is not None:
+            window = Batch(adapter, adapter.memory_in_use.newest(options.window), 0)
+            with self.shift.measured():
+                window.apart(window.images)
+            self.teaches = self.shift.weight()
         if options.warmup:
             for slots in adapter.memory_in_use.minibatches(options.window, adapter.generator, options.walk):
                 with adapter.norms.kept_if_finite(adapter.norms.snapshot()), torch.no_grad():
                     self.look(Batch(adapter, slots, 0))
+
+    def rate(self) -> float:
+        """Take smaller steps on a window that can hardly be told from the source."""
+        return self.teaches * super().rate()
 
     def passes(self) -> int:
         options, length = self.adapter.options, len(self.adapter.memory_in_use)
@@ -189,6 +203,9 @@ class TTAC(Method):
 
     def losses(self, batch: Batch) -> dict[str, Loss]:
         options = self.adapter.options
+        if not self.teaches:
+            batch.forward()
+            return {}
         with recorded(self.classifier, tuple(self.depths.anchors) if options.depth_weight else ()) as outputs:
             weak, strong = self.look(batch)
         filtered = self._filter(batch, weak)
@@ -233,7 +250,7 @@ class TTAC(Method):
 
     def measures(self) -> dict[str, Tensor | float]:
         """Tell how far the target is from the source, in units of how far the source is from itself."""
-        noise = self.depths.noise()
+        noise = self.depths.noise() if self.shift is None else self.shift.distance
         return {} if noise is None else {"distance to the source": noise}
 
     def further_losses(self, batch: Batch, weak: View, strong: View | None) -> dict[str, Loss]:

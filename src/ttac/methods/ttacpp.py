@@ -35,6 +35,7 @@ class TTACPlusPlusOptions(TTACOptions):
         least=0,
         most=1,
     )
+    strong_share: float = setting(0.25, "of a minibatch that has strong views", above=0, most=1)
     views: Literal["joint", "joint-both", "apart"] = setting(
         "joint", "in one batch, in one that the stored statistics follow with strong views and all, or in two"
     )
@@ -82,7 +83,7 @@ class TTACPlusPlus(TTAC):
         | {
             name: {
                 **preset, "self_train_weight": 20 * preset["class_weight"], "tau_st": 0.95, "views": "joint-both",
-                "strong": "fixmatch", "operations": 2, "magnitude": None, "agreement": 0.0,
+                "strong": "fixmatch", "strong_share": 1.0, "operations": 2, "magnitude": None, "agreement": 0.0,
             }
             for name, preset in PAPER.items()
         }
@@ -144,7 +145,8 @@ class TTACPlusPlus(TTAC):
         options = self.adapter.options
         if not options.self_train_weight or not options.views.startswith("joint"):
             return super().look(batch)
-        return batch.pair(self.strength.level, follow_both=options.views == "joint-both")
+        both = options.views == "joint-both"
+        return batch.pair(self.strength.level, share=self._share(), follow_both=both)
 
     def further_losses(self, batch: Batch, weak: View, strong: View | None) -> dict[str, Loss]:
         options = self.adapter.options
@@ -153,13 +155,22 @@ class TTACPlusPlus(TTAC):
             return super().further_losses(batch, weak, strong)
         if strong is None and not options.contrastive_weight:
             # Computed when the weak views' activations are gone, so that both never take memory at once.
-            return {"self_train": lambda: self._self_train(batch, batch.strong(self.strength.level), posterior)}
-        strong = strong or batch.strong(self.strength.level)
+            return {"self_train": lambda: self._self_train(batch, self._strong(batch), posterior)}
+        strong = strong or self._strong(batch)
         further = contrast(self, weak, strong) if options.contrastive_weight else {}
         return {"self_train": self._self_train(batch, strong, posterior), **further}
 
+    def _share(self) -> float:
+        """Give the share of a minibatch that has strong views: all where the branch contrasts them."""
+        options = self.adapter.options
+        return 1.0 if options.contrastive_weight else options.strong_share
+
+    def _strong(self, batch: Batch) -> View:
+        return batch.strong(self.strength.level, self._share())
+
     def _self_train(self, batch: Batch, strong: View, posterior: Tensor) -> Tensor:
         options = self.adapter.options
+        posterior = posterior[: len(strong.logits)]
         found = agreement(posterior, strong.logits, options.tau_st)
         batch.when_taken(lambda: self.strength.observe(found))
         weight = options.self_train_weight * self.strength.weight()
