@@ -71,3 +71,37 @@ def test_statistics_without_depths_are_refused(source: tuple[Classifier, SourceS
     classifier, stats = source
     with pytest.raises(ValueError, match="collect them again"):
         ttac.adapt(classifier, "ttac++", stats=replace(stats, depths={}, floors={}), preset="deep")
+
+
+def test_without_source_data_it_beats_bn_too(source: tuple[Classifier, SourceStatistics]) -> None:
+    classifier, _ = source
+    inferred = (classifier, SourceStatistics.infer(classifier))
+    assert wrong(inferred, "ttac++", preset="deep", queue=0, passes=1, flip=False) < wrong(inferred, "bn") - 1
+
+
+def test_without_source_data_depths_compare_what_enters_batch_norm(source: tuple[Classifier, SourceStatistics]) -> None:
+    classifier, _ = source
+    images = SHIFTS[0]((255 * load_digits("test", 5)[0][:WINDOW]).byte(), torch.arange(WINDOW)).float() / 255
+    adapter = ttac.adapt(
+        classifier, "ttac++", stats=SourceStatistics.infer(classifier), preset="deep", window=WINDOW, queue=0, passes=1,
+        flip=False, self_train_weight=0.0,
+    )  # fmt: skip
+    plain = classifier.copy().train()
+    layers = {name: layer for name, layer in plain.named_modules() if isinstance(layer, torch.nn.BatchNorm2d)}
+    stored = {name: (layer.running_mean.clone(), layer.running_var.clone()) for name, layer in layers.items()}
+    found: list[float] = []
+
+    def compare(name: str, entering: Tensor) -> None:
+        mean, variance = stored[name]
+        vectors, ridge = entering.detach().transpose(0, 1).flatten(1), variance.max() / 30
+        here = torch.distributions.Normal(vectors.mean(1), (vectors.var(1, correction=0) + ridge).sqrt())
+        there = torch.distributions.Normal(mean, (variance + ridge).sqrt())
+        kl = torch.distributions.kl_divergence
+        found.append(float((kl(here, there) + kl(there, here)).mean()))
+
+    for name, layer in layers.items():
+        layer.register_forward_pre_hook(lambda _, given, name=name: compare(name, given[0]))
+    with torch.no_grad():
+        plain(images)
+    adapter(images)
+    assert float(adapter.last_step.losses["depths"]) == pytest.approx(20 * sum(found) / len(found), rel=1e-3)

@@ -16,6 +16,18 @@ from ttac.model.norms import batch_norms
 PARTS = 8  # of a window, whose differences tell how much chance moves its statistics
 
 
+def stored_gaussians(classifier: nn.Module, source: Mapping[str, Tensor]) -> dict[str, Gaussians]:
+    """Read what batch-norm layers have stored of the source in its state dict: a Gaussian of what enters each."""
+    kept = set(batch_norms(classifier))
+    return {
+        name: Gaussians(
+            source[f"{name}.running_mean"].float()[None], Diagonal(source[f"{name}.running_var"].float()[None])
+        )
+        for name, layer in classifier.named_modules()
+        if layer in kept
+    }
+
+
 class SourceShift:
     """Compares means and variances at the inputs of batch-norm layers with those that the layers have of the source.
 
@@ -27,12 +39,8 @@ class SourceShift:
     def __init__(self, classifier: nn.Module, source: Mapping[str, Tensor], reduction: Reduction | None = None) -> None:
         """Take the stored statistics of the batch-norm layers of `classifier` from its state dict `source`."""
         self._reduction = reduction or Reduction()
-        kept = set(batch_norms(classifier))
-        self._layers = {name: layer for name, layer in classifier.named_modules() if layer in kept}
-        self._anchors = {
-            name: (source[f"{name}.running_mean"].float(), source[f"{name}.running_var"].float())
-            for name in self._layers
-        }
+        self._anchors = stored_gaussians(classifier, source)
+        self._layers = {name: classifier.get_submodule(name) for name in self._anchors}
         self.distance = math.nan  # of the window that was measured last
 
     @property
@@ -62,14 +70,15 @@ class SourceShift:
 
     def _distance(self, name: str, entering: Tensor) -> Tensor:
         """Compute how far what is `entering` a layer `[N, C, ...]` is from the source, in units of noise: `[]`."""
-        centre, variance = self._anchors[name]
+        stored = self._anchors[name]
+        centre = stored.mean[0]
         # From the source's mean, as squares of large means leave no digits for variances.
         deviations = entering.float().flatten(2) if entering.ndim > 2 else entering.float()[..., None]
         deviations = deviations - centre[:, None]
         moments = torch.stack([deviations.mean(2), deviations.square().mean(2)], 1)  # [N, 2, C]
         rows = self._reduction.gather(moments)
-        ridge = RIDGE * float(variance.max())
-        source = Gaussians(torch.zeros_like(centre)[None], Diagonal(variance[None])).plus(ridge)
+        ridge = RIDGE * float(stored.covariance.diagonal().max())
+        source = Gaussians(torch.zeros_like(stored.mean), stored.covariance).plus(ridge)
         parts = torch.stack([part.mean(0) for part in rows.chunk(PARTS)])
         whole = rows.mean(0).expand_as(parts)
         apart = divergence(_normal(whole, ridge), _normal(parts, ridge), "symmetric").mean()

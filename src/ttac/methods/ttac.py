@@ -18,13 +18,14 @@ from ttac.adaptation.losses import diversity, entropy, filtered_labels
 from ttac.adaptation.method import EVERY_PROTOCOL, Batch, Capabilities, Method, View, backbone
 from ttac.adaptation.normalisation import FollowingNorms
 from ttac.adaptation.options import BranchOptions
-from ttac.adaptation.shift import SourceShift
+from ttac.adaptation.shift import SourceShift, stored_gaussians
 from ttac.adaptation.step import Loss
 from ttac.common.options import setting
-from ttac.gaussian import RIDGE, Direction
+from ttac.gaussian import RIDGE, Direction, Gaussians
 from ttac.methods.registry import register
 from ttac.model.branches import ContrastiveBranch
 from ttac.model.depths import recorded
+from ttac.model.norms import entering
 from ttac.source.depths import USUAL_CLIPS
 
 
@@ -120,7 +121,7 @@ class TTAC(Method):
         assert adapter.stats is not None
         self.inferred = adapter.stats.source_free
         self.depths = DepthAlignment(
-            adapter.stats.depths if adapter.options.depth_weight else {},
+            self._depth_anchors() if adapter.options.depth_weight else {},
             adapter.stats.floors if adapter.options.floor else {},
             adapter.options.window,
             adapter.reduction,
@@ -139,6 +140,16 @@ class TTAC(Method):
     @classmethod
     def uses(cls, options: TTACOptions) -> tuple[str, ...]:
         return uses_branch(cls.capabilities, options)
+
+    def _depth_anchors(self) -> Mapping[str, Gaussians]:
+        """Give what is known of the source at every depth: without its data, what enters the batch-norm layers."""
+        assert self.adapter.stats is not None
+        if not self.inferred:
+            return self.adapter.stats.depths
+        stored = stored_gaussians(self.classifier, self.adapter.source)
+        return {
+            name: one for name, one in stored.items() if isinstance(self.classifier.get_submodule(name), nn.BatchNorm2d)
+        }
 
     def parameters(self) -> dict[str, nn.Parameter]:
         return backbone(self.classifier)
@@ -206,7 +217,8 @@ class TTAC(Method):
         if not self.teaches:
             batch.forward()
             return {}
-        with recorded(self.classifier, tuple(self.depths.anchors) if options.depth_weight else ()) as outputs:
+        watched = entering if self.inferred else recorded
+        with watched(self.classifier, tuple(self.depths.anchors)) as outputs:
             weak, strong = self.look(batch)
         filtered = self._filter(batch, weak)
         late = batch.number >= options.class_start * options.passes or options.passes == 1
@@ -218,7 +230,7 @@ class TTAC(Method):
             **anchor.losses("anchor", trust * options.class_weight if late else 0.0, weak.features, batch, assignment),
             **overall.losses("global", trust * options.global_weight, weak.features, batch),
         }
-        if options.depth_weight and self.depths.anchors:
+        if self.depths.anchors:
             losses["depths"] = self.depths.pull(outputs, len(batch), options.depth_weight)
         if options.information_weight:
             losses["entropy"] = options.information_weight * entropy(weak.logits)

@@ -53,3 +53,22 @@ def own_statistics(layers: Sequence[_BatchNorm]) -> Iterator[None]:
     finally:
         for layer, buffers in zip(layers, stored, strict=True):
             layer._buffers.update(buffers)
+
+
+@contextmanager
+def entering(classifier: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Keep what enters the named layers in the last pass, by name."""
+    inputs: dict[str, Tensor] = {}
+
+    def keep(name: str, given: tuple[Tensor, ...]) -> None:
+        inputs[name] = given[0]
+
+    hooks = [
+        classifier.get_submodule(name).register_forward_pre_hook(lambda _, given, name=name: keep(name, given))
+        for name in names
+    ]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
