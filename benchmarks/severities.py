@@ -2,7 +2,7 @@
 
     ttac evaluate --model BUNDLE --data cifar10-jpg --corruption all --severity 1 2 3 4 5 --scenario continual \\
         --method test --samples 2000 --out results/severities/test.json
-    python experiments/severities.py
+    python benchmarks/severities.py
 
 The record takes eight minutes on one core; the table is made from it.
 """

@@ -1,6 +1,6 @@
 """Draw all nineteen corruptions of one picture, at the severity given, with the constants of 224 x 224.
 
-    python experiments/corruption_sheet.py --out docs/corruptions.jpg
+    python benchmarks/corruption_sheet.py --out docs/corruptions.jpg
 
 The picture is "flower" of scikit-learn's samples, which ship with it (CC BY, by Dan Mc).
 """
