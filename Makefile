@@ -28,7 +28,7 @@ lint: .venv/ready
 
 # Every table and figure of the paper: out/report/index.html
 tables: .venv/ready
-	$(BIN)/ttac bench src/ttac/benchmark/experiments/*.yaml --scale $(SCALE) --jobs 2 --out out/results
+	$(BIN)/ttac bench all --scale $(SCALE) --jobs 2 --out out/results
 	$(BIN)/ttac report out/results --out out/report
 
 # Speed and memory as ratios in one run: a table, and out/benchmarks.json

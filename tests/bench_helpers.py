@@ -14,7 +14,6 @@ from ttac.benchmark.executor import Done, Event, Failed, Progress, Started, Task
 from ttac.benchmark.experiment import load_experiment
 from ttac.benchmark.job import BenchJob
 
-EXPERIMENTS = Path(__file__).parents[1] / "src/ttac/benchmark/experiments"
 PARTS = {
     "development": 11,
     "thresholds": 5,

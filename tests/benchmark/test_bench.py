@@ -15,7 +15,7 @@ import ttac
 import ttac.benchmark.job
 from bench_helpers import TINY, InlineExecutor, shared_cache, write_experiment
 from data_helpers import read_data
-from ttac.benchmark.experiment import load_experiment
+from ttac.benchmark.experiment import EXPERIMENTS, find_experiments, load_experiment
 from ttac.benchmark.job import Bench, BenchJob
 from ttac.benchmark.runs import expand
 from ttac.cli import main
@@ -162,6 +162,38 @@ def test_mistakes_are_named_before_anything_is_written(
     assert said.startswith("error: ")
     assert named in said
     assert [path.name for path in tmp_path.iterdir()] == ["experiments"]
+
+
+def test_experiments_go_by_their_names_from_any_folder(
+    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["bench", "order", "rates", "--scale", "tiny", "--cache", str(cache), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "Order of the stream (tiny)" in said
+    assert "Learning rates (tiny)" in said
+    assert not list(tmp_path.iterdir())
+    write_experiment(tmp_path / "mine")
+    found = find_experiments(["mine/small.yaml", "all", "order"])
+    assert found[0] == Path("mine/small.yaml")
+    assert len(found) == len(set(found)) == 1 + len(list(EXPERIMENTS.glob("*.yaml")))
+
+
+def test_records_name_the_command_that_goes_anywhere(tmp_path: Path, cache: Path) -> None:
+    mine = str(write_experiment(tmp_path / "mine"))
+    for word, shown in ("order", "order"), (str(EXPERIMENTS / "order.yaml"), "order"), (mine, mine):
+        (found,) = find_experiments([word])
+        bench = Bench(BenchJob(found, tmp_path / "out", cache=cache))
+        bench.describe()
+        described = json.loads((bench.folder / "experiment.json").read_text())
+        assert described["command"] == f"ttac bench {shown} --scale tiny"
+
+
+@pytest.mark.parametrize("word", ["protcols", "experiments/protocols.yaml"])
+def test_unknown_experiments_are_told_with_those_that_there_are(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", word]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: no experiment {word}; did you mean protocols? known: all, ablation, ")
 
 
 @pytest.mark.parametrize(

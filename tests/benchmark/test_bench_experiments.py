@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 
 import ttac.benchmark.job
-from bench_helpers import EXPERIMENTS, InlineExecutor, shared_cache, small_job
+from bench_helpers import InlineExecutor, shared_cache, small_job
 from ttac.adaptation.memory import SampleQueue
-from ttac.benchmark.experiment import Experiment, load_experiment
+from ttac.benchmark.experiment import EXPERIMENTS, Experiment, load_experiment
 from ttac.benchmark.job import Bench, run_bench
 from ttac.benchmark.report.published import PublishedTable, published_tables
 from ttac.benchmark.runs import PlannedRun, expand
@@ -60,7 +60,7 @@ def test_it_expands_at_every_scale(file: Path, scale: str) -> None:
     experiment, runs = expanded(file, scale)
     assert experiment.title
     assert experiment.about
-    assert file.read_text().startswith(f"# ttac bench experiments/{file.name} --scale ")
+    assert file.read_text().startswith(f"# ttac bench {file.stem} --scale ")
     assert len({run.name for run in runs}) == len(runs)
     for run in runs:
         assert run.protocol in methods()[run.method].capabilities.protocols

@@ -22,9 +22,9 @@ import torch
 from rich.console import Console
 
 import ttac.benchmark.job
-from bench_helpers import EXPERIMENTS, InlineExecutor, shared_cache, write_experiment
+from bench_helpers import InlineExecutor, shared_cache, write_experiment
 from ttac.benchmark.executor import Done, Event, Failed, Progress, Started, Task
-from ttac.benchmark.experiment import TargetSpec
+from ttac.benchmark.experiment import EXPERIMENTS, TargetSpec
 from ttac.benchmark.job import Bench, BenchJob, Display, run_bench
 from ttac.benchmark.prerequisites import RunFiles
 from ttac.benchmark.processes import LocalProcesses

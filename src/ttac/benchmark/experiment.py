@@ -23,6 +23,7 @@ Made = TypeVar("Made")
 Metric = Literal["error", "seconds", "update"]  # percent, seconds a sample, seconds an update
 ScaleName = Literal["tiny", "cpu", "paper"]
 Figure = Literal["cumulative", "bars", "heatmap", "time", "tsne"]
+EXPERIMENTS = Path(__file__).parent / "experiments"  # those that come with the package
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,25 @@ class Experiment(Checked):
             check_value(f"method_seeds.{method}", seeds, list, {"least": 0})
         for protocol, samples in self.protocol_samples.items():
             check_value(f"protocol_samples.{protocol}", samples, int, {"least": 1})
+
+
+def find_experiments(words: Iterable[str]) -> list[Path]:
+    """Give the files of experiments that are named, all of the package's for `all`, or given by their paths.
+
+    >>> [file.name for file in find_experiments(["order", "order"])]
+    ['order.yaml']
+    """
+    known = {file.stem: file for file in sorted(EXPERIMENTS.glob("*.yaml"))}
+    found: dict[Path, None] = {}
+    for word in words:
+        if word == "all":
+            found |= dict.fromkeys(known.values())
+        elif word in known or Path(word).is_file():
+            found[known.get(word, Path(word))] = None
+        else:
+            near = suggestion(Path(word).stem, known) or ";"
+            raise FileNotFoundError(f"no experiment {word}{near} known: all, {', '.join(known)}, and YAML files")
+    return list(found)
 
 
 def load_experiment(file: Path, scale: str, overrides: Iterable[str] = ()) -> Experiment:

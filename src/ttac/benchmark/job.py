@@ -20,7 +20,7 @@ from rich.progress import TaskID
 from rich.table import Table
 
 from ttac.benchmark.executor import Done, Event, Executor, Failed, Progress, Started, Task, described
-from ttac.benchmark.experiment import load_experiment, said
+from ttac.benchmark.experiment import EXPERIMENTS, load_experiment, said
 from ttac.benchmark.jobs import BenchJob
 from ttac.benchmark.prerequisites import Prerequisites, attempt
 from ttac.benchmark.processes import LocalProcesses
@@ -126,7 +126,8 @@ class Bench:
         about, job = self.experiment, self.job
         overrides = ["--set", *job.overrides] if job.overrides else []
         bundles = ["--source", *(f"{name}={bundle}" for name, bundle in job.bundles.items())] if job.bundles else []
-        command = shlex.join(["ttac", "bench", str(job.file), "--scale", job.scale, *overrides, *bundles])
+        file = job.file.stem if job.file.parent == EXPERIMENTS else str(job.file)
+        command = shlex.join(["ttac", "bench", file, "--scale", job.scale, *overrides, *bundles])
         classes = next((SPECS[t.data].classes for t in about.targets.values() if t.data in SPECS), None)
         tables = runs_of_tables(about)
         parts: dict[str, dict[Part, None]] = {}  # of the data, that a whole cell of a column is over

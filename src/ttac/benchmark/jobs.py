@@ -47,7 +47,9 @@ class BenchesJob(Checked):
     """Run experiments of many runs each; what has a record is not run again."""
 
     each: BenchJob
-    experiments: tuple[Path, ...] = setting(help="YAML files, such as experiments/protocols.yaml", positional=True)
+    experiments: tuple[str, ...] = setting(
+        help="names, such as protocols (a wrong one lists them, all is all of them), or YAML files", positional=True
+    )
 
 
 @dataclass(frozen=True)
