@@ -29,11 +29,13 @@ def run_until_killed(preparation: str, arguments: Sequence[str]) -> None:
     assert ended.returncode == -signal.SIGKILL
 
 
-def assert_refused(arguments: Sequence[str], out: Path, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Make sure that a command ends with a message and the code 2, and that it leaves a folder as it was."""
+def assert_refused(
+    arguments: Sequence[str], out: Path, message: str, capsys: pytest.CaptureFixture[str], code: int = 2
+) -> None:
+    """Make sure that a command ends with a message and a code, and that it leaves a folder as it was."""
     before = contents(out) if out.is_dir() else out.exists()
     capsys.readouterr()
-    assert main(arguments) == 2
+    assert main(arguments) == code
     said = capsys.readouterr().err
     assert said.startswith("error: ")
     assert message in said

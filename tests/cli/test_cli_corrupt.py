@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 import signal
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from data_helpers import read_data
 from job_helpers import assert_refused, contents, run_until_killed
-from ttac.cli import main
+from ttac.cli import UNWRITABLE, main
 from ttac.data import array_file
 from ttac.data.corruptions import CORRUPTIONS, Corruption
 
@@ -296,7 +297,7 @@ def test_a_disk_that_fills_up(world: Path, monkeypatch: pytest.MonkeyPatch, caps
 
     with monkeypatch.context() as patched:
         patched.setattr(array_file, "_write", full)
-        assert main(command(world, "parts")) == 2
+        assert main(command(world, "parts")) == UNWRITABLE
     assert "the disk is full" in capsys.readouterr().err
     assert main(command(world, "parts")) == 0
     assert "going on after 8 images" in capsys.readouterr().out
@@ -339,8 +340,8 @@ def test_an_out_that_is_a_file_is_refused(world: Path, capsys: pytest.CaptureFix
 def test_missing_space_is_said_before_anything_is_written(
     world: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**17})())
-    assert_refused(command(world, "out"), world / "out", "needs 0.2 MiB more, and 0.1 MiB are free", capsys)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: type("Usage", (), {"free": 2**17})())
+    assert_refused(command(world, "out"), world / "out", "needs 0.2 MiB more, and 0.1 MiB are free", capsys, UNWRITABLE)
 
 
 def test_the_fifteen_are_the_default(world: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,8 @@ import pytest
 from PIL import Image
 
 from data_helpers import read_data
-from ttac.cli import main
+from ttac.cli import UNWRITABLE, main
 from ttac.common.resumable import alone_in
-from ttac.data import array_file
 from ttac.data.sets import archives, download, fetch
 from ttac.data.sets.spec import RemoteFile
 from ttac.data.sets.specs import SPECS
@@ -236,16 +235,16 @@ def test_a_disk_without_space_is_told_before_anything_is_begun(
     web: Web, ttac: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: usage._replace(free=2**14))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**14))
     failed = ttac("fetch", "cifar10")
-    assert failed.code == 2
+    assert failed.code == UNWRITABLE
     assert "cifar10 needs 0.1 MiB more, and 0.0 MiB are free: make space, or take another folder" in failed.error
     assert not web.asked
     # The first file has its space, both together do not.
-    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: usage._replace(free=2**18))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**18))
     one, two = SPECS["cifar10"].files
     SPECS["cifar10"] = replace(SPECS["cifar10"], files=(one, replace(two, optional=False, unpacked=2**18)))
-    assert ttac("fetch", "cifar10").code == 2
+    assert ttac("fetch", "cifar10").code == UNWRITABLE
     assert not web.asked
 
 
@@ -257,7 +256,7 @@ def test_a_disk_that_fills_while_unpacking_keeps_the_archive(
 
     monkeypatch.setattr(archives, "_extract", full)
     failed = ttac("fetch", "cifar10")
-    assert failed.code == 2
+    assert failed.code == UNWRITABLE
     assert "the disk is full" in failed.error
     assert [path.name for path in (tmp_path / "root/cifar10").iterdir()] == ["small.tar.gz"]
 

@@ -18,7 +18,7 @@ import torch
 
 from ttac.common.resumable import StoppedError
 from ttac.data import array_file
-from ttac.data.array_file import ArrayFile, check_space, ensure_labels
+from ttac.data.array_file import ArrayFile, check_space_of, ensure_labels
 
 SHAPE = (10, 4, 3)
 SETTINGS = {"seed": 0}
@@ -206,7 +206,7 @@ def test_a_full_disk_is_said_and_what_is_there_is_kept(place: str, path: Path, m
     file = ArrayFile(path, SHAPE, SETTINGS)
     with monkeypatch.context() as patched:
         patched.setattr(*((os, "fsync", full) if place == "fsync" else (array_file, "_write", full)))
-        with pytest.raises(OSError, match=r"the disk is full: what is there of .*images.npy is kept"):
+        with pytest.raises(OSError, match=r"images.npy cannot be written, the disk is full: make space"):
             file.fill(three_rows)
     file = ArrayFile(path, SHAPE, SETTINGS)
     assert file.rows == 4
@@ -257,24 +257,24 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     assert ended.returncode == 0, ended.stderr  # a sparse memory map would have died of SIGBUS
     began, failure, existed, went_on, right = ended.stdout.splitlines()
     assert (began, existed, went_on, right) == ("0", "False", "28", "True")
-    assert failure.startswith("the disk is full")
+    assert "a.npy cannot be written, the disk is full" in failure
 
 
 def test_space_is_counted_before(tmp_path: Path) -> None:
     out = tmp_path / "not/yet/there"
-    check_space(out, {"a.npy": 1000})
+    check_space_of(out, {"a.npy": 1000})
     with pytest.raises(OSError, match=r"there needs 1048576.0 MiB more, and [\d.]+ MiB are free: make space"):
-        check_space(out, {"a.npy": 2**39, "b.npy": 2**39})
+        check_space_of(out, {"a.npy": 2**39, "b.npy": 2**39})
     assert not (tmp_path / "not").exists()
 
 
 def test_space_of_what_is_there_is_not_needed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_file.shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     (tmp_path / "a.npy").write_bytes(b"x" * 400)
     (tmp_path / ".b.npy.part").write_bytes(b"x" * 300)
-    check_space(tmp_path, {"a.npy": 400, "b.npy": 400})
+    check_space_of(tmp_path, {"a.npy": 400, "b.npy": 400})
     with pytest.raises(OSError, match="make space"):
-        check_space(tmp_path, {"a.npy": 400, "b.npy": 401})
+        check_space_of(tmp_path, {"a.npy": 400, "b.npy": 401})
 
 
 def test_labels_are_bytes_while_they_fit(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ class BenchJob(Checked):
     """Which experiment to run at which scale, how, and where its records go."""
 
     file: Path = setting(Path(), option=None)
-    out: Path = setting(Path("results"), "for records")
+    out: Path = setting(Path("results"), "for records", output="folder")
     scale: Literal["tiny", "cpu", "paper"] = setting("tiny", "seconds, up to an hour, or as published")
     overrides: tuple[str, ...] = setting(
         (),
@@ -28,7 +28,9 @@ class BenchJob(Checked):
     bundles: Mapping[str, str] = setting(
         make=dict, help="trained source models (default: they are trained)", option="source", metavar="NAME=BUNDLE"
     )
-    cache: Path = setting(make=lambda: user_cache() / "bench", help="for what runs need (default: the user's cache)")
+    cache: Path = setting(
+        make=lambda: user_cache() / "bench", help="for what runs need (default: the user's cache)", output="folder"
+    )
     jobs: int = setting(1, "processes", least=1)
     threads: int | None = setting(None, "of a process (default: the machine's, divided)", least=1)
     shard: tuple[int, int] = setting((1, 1), "do this part of the runs alone", separator="/", metavar="I/N")
@@ -58,7 +60,8 @@ class ReportJob(Checked):
 
     results: Path = setting(help="of ttac bench: records, below folders of experiments and scales", positional=True)
     out: Path = setting(
-        help="where index.html, README.md, tables and figures go; links to records are relative: move both together"
+        help="where index.html, README.md, tables and figures go; links to records are relative: move both together",
+        output="folder",
     )
     experiments: tuple[str, ...] = setting((), "these alone (default: all that are there)", option="experiment")
 
@@ -67,6 +70,8 @@ class ReportJob(Checked):
 class DemoJob(Checked):
     """Train a small network, shift its test images, adapt to them, and report."""
 
-    out: Path = setting(Path("out/demo"), "report")
+    out: Path = setting(Path("out/demo"), "report", output="folder")
     seed: int = setting(0, "of everything random", least=0)
-    cache: Path = setting(make=user_cache, help="keeps the trained network (default: the user's cache)")
+    cache: Path = setting(
+        make=user_cache, help="keeps the trained network (default: the user's cache)", output="folder"
+    )

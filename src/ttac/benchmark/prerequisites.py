@@ -13,7 +13,7 @@ from rich.console import Console
 
 from ttac.benchmark.experiment import Experiment, said
 from ttac.benchmark.runs import PlannedRun
-from ttac.common.files import text_hash
+from ttac.common.files import DiskError, text_hash
 from ttac.common.lookup import pick
 from ttac.common.resumable import StoppedError, alone_in
 from ttac.data.attacks import USUAL, PGDOptions
@@ -148,14 +148,14 @@ class Prerequisites:
 
 
 def attempt(make: Callable[[], Made]) -> Made | Exception:
-    """Give what `make` makes, or the error that it raises; a signal ends everything all the same.
+    """Give what `make` makes, or the error that it raises; a signal or a full disk ends everything all the same.
 
     >>> attempt(lambda: int("7")), attempt(lambda: int("seven"))
     (7, ValueError("invalid literal for int() with base 10: 'seven'"))
     """
     try:
         return make()
-    except StoppedError:
+    except (StoppedError, DiskError):
         raise
     except Exception as error:
         return error

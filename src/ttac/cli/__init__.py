@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from ttac import __version__
-from ttac.cli.parsing import parse
+from ttac.cli.parsing import check_outputs, parse
+from ttac.common.files import DISK_FULL, DiskError
 from ttac.common.lookup import suggestion
 
 __all__ = ["main"]
+UNWRITABLE = 74  # EX_IOERR of sysexits.h
 
 
 # What a command takes, a dataclass, and what it does with it and a console: `module:name`, below `ttac`.
@@ -40,7 +42,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; mistakes of the user end with one line and the code 2."""
+    """Run one command and return its exit code, which the README lists; what went wrong is told in one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words == ["--version"]:
@@ -51,10 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         name = find_command(words)
         job, run = COMMANDS[name]
-        return run_job(run, parse(name, _imported(job), words[len(name.split()) :]))
+        asked = parse(name, _imported(job), words[len(name.split()) :])
+        check_outputs(asked)
+        return run_job(run, asked)
     except (ValueError, TypeError, OSError, ImportError) as error:
         sys.stderr.write(f"error: {error}\n")
-        return 2
+        unwritable = isinstance(error, DiskError) or getattr(error, "errno", None) in DISK_FULL
+        return UNWRITABLE if unwritable else 2
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130

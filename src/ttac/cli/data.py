@@ -32,7 +32,7 @@ class FetchJob(Checked):
     """Download a data set from its authors, check it and unpack it; the same command goes on."""
 
     name: str = setting(help="see `ttac data list`", positional=True)
-    root: Path | None = setting(None, ROOT)
+    root: Path | None = setting(None, ROOT, output="folder")
     mirror: tuple[str, ...] = setting(
         (), "address of a folder with the same files, tried before the authors'; can be repeated", action="append"
     )

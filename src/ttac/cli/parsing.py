@@ -2,8 +2,8 @@
 
 Fields that are dataclasses themselves lend their own fields. The notes of a `setting` say what the type does not:
 `option` (another name than the field's, None for no option at all), `positional`, `metavar`, `action` (of argparse,
-where values can be repeated), `separator` (where several values are one word) and `without` (options of a dataclass
-that this command does not have).
+where values can be repeated), `separator` (where several values are one word), `without` (options of a dataclass
+that this command does not have) and `output` (`file` or `folder`, where the path is written to).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import MISSING, Field, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+from ttac.common.files import check_output
 from ttac.common.lookup import suggestion
 from ttac.common.options import SettingError, alternatives, checked_fields, read_value
 
@@ -145,6 +146,18 @@ def options_of(kind: type) -> Iterator[Option]:
             yield from (option for option in options_of(hint) if option.name not in without)  # type: ignore[arg-type]
         elif field.metadata.get("option", field.name) is not None:
             yield Option(field.metadata.get("option", field.name), field, hint)
+
+
+def check_outputs(job: Any) -> None:
+    """Raise an error where a path that a command is to write to cannot be written, before hours of work."""
+    if getattr(job, "dry_run", False):
+        return
+    for field, hint in checked_fields(type(job)):
+        value = getattr(job, field.name)
+        if is_dataclass(hint):
+            check_outputs(value)
+        elif "output" in field.metadata and value is not None:
+            check_output(value, field.metadata["output"], Option(field.name, field, hint).words)
 
 
 def fill(kind: type[Job], values: Mapping[str, Any]) -> Job:

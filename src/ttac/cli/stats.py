@@ -20,7 +20,7 @@ class CollectJob(Checked):
 
     model: ModelSpec = setting(without=("channels_last", "autocast"))
     images: Path = setting(help="images, also in subfolders")
-    out: Path = setting(help="statistics to write")
+    out: Path = setting(help="statistics to write", output="file")
     batch: int = setting(64, "images that arrive at a time", least=1)
     family: str | None = setting(None, "full, low-rank, diagonal or isotropic (default: the richest that fits)")
     group_by: Literal["auto", "label", "prediction"] = setting("auto", "by subfolder, if there are, or prediction")
@@ -31,7 +31,7 @@ class InferJob(Checked):
     """Infer statistics from the weights of the model's head."""
 
     model: ModelSpec = setting(without=("size", "classes", "channels_last", "autocast"))
-    out: Path = setting(help="statistics to write")
+    out: Path = setting(help="statistics to write", output="file")
 
 
 def collect(job: CollectJob, _console: Console) -> None:

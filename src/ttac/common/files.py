@@ -6,12 +6,38 @@ import errno
 import hashlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
+DENIED = "permission is denied: choose another place, or get the permission"
+REASONS = {
+    errno.ENOSPC: "the disk is full: make space, and run the same command again",
+    errno.EDQUOT: "your share of the disk is full: make space, and run the same command again",
+    errno.EROFS: "the disk is read-only: choose another place",
+    errno.EACCES: DENIED,
+    errno.EPERM: DENIED,
+    errno.EFBIG: "it is larger than files may be here (ulimit -f)",
+}
+
+
+class DiskError(OSError):
+    """A place does not take what is written to it; the message says where, why and what to do."""
+
+
+@contextmanager
+def writing(path: Path | str) -> Iterator[None]:
+    """Raise a `DiskError` that names `path` where the block cannot write."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, DiskError) or error.errno not in REASONS:
+            raise
+        raise DiskError(f"{path} cannot be written, {REASONS[error.errno]}") from error
 
 
 @contextmanager
@@ -23,31 +49,46 @@ def replacing(path: Path | str) -> Iterator[Path]:
     ...     _ = draft.write_text("whole")
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        yield draft
-        to_disk(draft)
-        draft.chmod(0o666 & ~_umask())  # safetensors keeps its files from everybody else
-        draft.replace(path)
-    except OSError as error:
-        if error.errno == errno.ENOSPC and error.filename is None:  # a write does not say of which file
-            raise OSError(errno.ENOSPC, "no space left on the disk for", str(path)) from error
-        raise
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            yield draft
+            to_disk(draft)
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 
 
-@contextmanager
-def full_disk_explained(path: Path) -> Iterator[None]:
-    """Say at a full disk what was being written, for commands that go on with it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        kept = f"what is there of {path} is kept"
-        raise OSError(f"the disk is full: {kept}; make space, and the same command goes on") from error
+def check_output(path: Path, kind: Literal["file", "folder"], option: str) -> None:
+    """Raise an error where `path` could not be written; `option` is what the user calls it.
+
+    A file that is made and gone at once is the only test that holds for every disk and every user.
+    """
+    if path.exists() and path.is_dir() != (kind == "folder"):
+        raise ValueError(f"{option} {path} is a {'file' if kind == 'folder' else 'folder'}; name a {kind}")
+    place = _nearest(path.parent if kind == "file" else path)
+    if not place.is_dir():
+        raise ValueError(f"{option} {path} cannot be made: {place} is no folder")
+    with writing(f"{option} {path}"), tempfile.TemporaryFile(dir=place) as probe:
+        probe.write(bytes(4096))
+
+
+def check_space(path: Path, needed: int) -> None:
+    """Raise an error where so many bytes have no space below `path`, which need not be there yet."""
+    free = shutil.disk_usage(_nearest(path)).free
+    if needed > free:
+        lack = f"{path} needs {_mebibytes(needed)} more, and {_mebibytes(free)} are free"
+        raise DiskError(f"{lack}: make space, or take another folder")
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB"
+
+
+def _nearest(path: Path) -> Path:
+    """Give the deepest of a path and the folders that it is in that is there."""
+    return next(one for one in (path.absolute(), *path.absolute().parents) if os.path.lexists(one))
 
 
 def to_disk(path: Path) -> None:
@@ -59,12 +100,6 @@ def to_disk(path: Path) -> None:
         os.close(descriptor)
 
 
-def _umask() -> int:
-    mask = os.umask(0)  # there is no way to read it without setting it
-    os.umask(mask)
-    return mask
-
-
 def user_cache() -> Path:
     """Give the folder where this user's models and data sets are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ttac"
@@ -74,6 +109,17 @@ def write_json(path: Path | str, value: Any) -> None:
     """Write `value` as indented JSON, atomically."""
     with replacing(path) as draft:
         draft.write_text(json.dumps(value, indent=2, allow_nan=False) + "\n")
+
+
+def write_pickle(path: Path, content: dict[str, Any]) -> None:
+    """Write tensors and plain values as torch saves them, atomically."""
+    import torch  # not before it is due: the command line waits for this module
+
+    with replacing(path) as draft, draft.open("wb") as file:
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # what torch says of the end of a file that Python could not write
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def text_hash(lines: list[str]) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ttac.common.files import replacing
+from ttac.common.files import write_pickle
 
 PROGRESS = "progress.pt"
 
@@ -126,8 +126,6 @@ def file_is_there(out: Path, settings: dict[str, Any], there: Callable[[], dict[
 
     `there` reads the settings that the file came from.
     """
-    if out.is_dir():
-        raise ValueError(f"--out {out} is a folder; name a file")
     if not out.exists():
         return False
     found = _read(lambda: {"settings": there()}, f"{out} is a file")
@@ -179,8 +177,6 @@ class JobFolder:
         Raises an error where it is not of these settings. The record vouches for the files that it lists, and whoever
         reads it finds out whether they are whole; other files may be of a job that adds to them, so its progress stays.
         """
-        if self.out.exists() and not self.out.is_dir():
-            raise ValueError(f"--out {self.out} is a file; name a folder")
         if not (self.out / name).exists():
             return None
         found = _read(read, f"{self.out} holds a {name}")
@@ -197,11 +193,7 @@ class JobFolder:
 
     def save(self, **content: Any) -> None:
         """Write a checkpoint, atomically."""
-        import torch  # not before a checkpoint is due: the command line waits for this module
-
-        # Through a file of Python's, which says that a disk is full where torch's own raises something else.
-        with replacing(self.out / PROGRESS) as draft, draft.open("wb") as file:
-            torch.save({"settings": self.settings, **content}, file)
+        write_pickle(self.out / PROGRESS, {"settings": self.settings, **content})
 
     def saved(self, results: Sequence[str], check: Callable[[dict[str, Any]], object]) -> dict[str, Any] | None:
         """Read the checkpoint, None where there is none; raise an error where it is not of these settings.
@@ -214,7 +206,7 @@ class JobFolder:
             if taken:
                 raise ValueError(f"{self.out} holds {', '.join(taken)} of something else: choose another --out")
             return None
-        import torch
+        import torch  # not before it is due: the command line waits for this module
 
         try:
             # Each tensor comes back to the device it was on, the memory of an adapter too. Where that device is gone,

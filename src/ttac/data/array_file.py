@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from ttac.common.files import full_disk_explained, replacing, text_hash, to_disk
+from ttac.common.files import check_space, replacing, text_hash, to_disk, writing
 from ttac.common.resumable import Checkpoints
 
 SYNC_SECONDS = 5.0
@@ -52,7 +51,7 @@ class ArrayFile:
     def fill(self, produce: Callable[[int], np.ndarray], noted: Sequence[int] = ()) -> None:
         """Append what `produce` makes from each row on until the file is whole, or a signal is noted."""
         if not self.path.exists():
-            with full_disk_explained(self.path):
+            with writing(self.path):
                 self._write_rows(produce, noted)
                 self._part.replace(self.path)
                 to_disk(self.path.parent)
@@ -140,26 +139,13 @@ def part_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
 
 
-def check_space(out: Path, sizes: dict[str, int]) -> None:
+def check_space_of(out: Path, sizes: dict[str, int]) -> None:
     """Raise an error where the files of `sizes` (name: bytes) are not in the folder `out` and have no space there."""
     needed = 0
     for name, size in sizes.items():
         there = [path.stat().st_size for path in (out / name, part_of(out / name)) if path.is_file()]
         needed += max(0, size - max(there, default=0))
-    place = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.is_dir())
-    free = shutil.disk_usage(place).free
-    if needed > free:
-        lack = f"{out} needs {mebibytes(needed)} more, and {mebibytes(free)} are free"
-        raise OSError(f"{lack}: make space, or take another folder")
-
-
-def mebibytes(count: int) -> str:
-    """Write a number of bytes for people.
-
-    >>> mebibytes(5 * 2**19)
-    '2.5 MiB'
-    """
-    return f"{count / 2**20:.1f} MiB"
+    check_space(out, needed)
 
 
 def _header(shape: tuple[int, ...]) -> bytes:

@@ -16,7 +16,7 @@ from rich.console import Console
 from ttac.common.environment import environment
 from ttac.common.files import write_json
 from ttac.common.resumable import JobFolder, alone_in, image_progress, read_json, signals_noted
-from ttac.data.array_file import ArrayFile, check_space, ensure_labels
+from ttac.data.array_file import ArrayFile, check_space_of, ensure_labels
 from ttac.data.labelled import LabelledImages
 
 LABELS, RECORD = "labels.npy", "record.json"
@@ -48,7 +48,7 @@ class ArrayJob:
         others = [name for name in self.known if name not in listed]
         there = [name for name in others if (self.out / name).exists()]
         names = list(dict.fromkeys([*chosen, *listed, *there]))
-        check_space(self.out, dict.fromkeys(names, math.prod(shape)))
+        check_space_of(self.out, dict.fromkeys(names, math.prod(shape)))
         with alone_in(self.out):
             as_recorded = record is not None and set(names) == set(listed)
             # The files say themselves how far they are; of a job that has no record, the settings alone are noted.

@@ -34,7 +34,7 @@ class PartSpec(Checked):
 class CorruptJob(PartSpec):
     """Write a data set under corruptions in CIFAR-C's layout, five severities in a file; the same command goes on."""
 
-    out: Path = setting(help="where the arrays and their record go")
+    out: Path = setting(help="where the arrays and their record go", output="folder")
     corruptions: tuple[str, ...] = setting(("standard",), CORRUPTION_NAMES)
     seed: int = setting(0, "of all noise and texture", least=0)
     frost: Path | None = frost_setting()

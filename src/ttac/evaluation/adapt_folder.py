@@ -15,7 +15,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter
-from ttac.common.files import text_hash
+from ttac.common.files import check_space, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.folder import FolderStream, image_size, list_images
 from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
@@ -59,7 +59,8 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     if saved is None:
         (job.out / INFERRED).unlink(missing_ok=True)
     adapter = method.adapter(console, keep=job.out / INFERRED)
-    with alone_in(job.out), _opened_to_go_on(job.out / PART) as table:
+    check_space(job.out, adapter.memory_bytes())  # about what a checkpoint and the weights take
+    with alone_in(job.out), writing(job.out), _opened_to_go_on(job.out / PART) as table:
         _Worker(job, folder, adapter, description, console, table).run(files, saved)
 
 

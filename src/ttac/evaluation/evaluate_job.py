@@ -19,7 +19,6 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
         return
     adapter = run.method.adapter(console)
     title = f"{adapter.name} under {run.protocol.name}"
-    job.out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
     with image_progress(console, "{task.fields[error]:.2f} % error{task.fields[losses]}") as progress:
         task = progress.add_task(title, total=len(run.stream), error=0.0, losses="")
 

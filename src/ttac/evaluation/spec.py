@@ -121,7 +121,7 @@ class EvaluateJob(Checked):
     """Measure a method on a stream of labelled images, which it never sees the labels of."""
 
     run: RunSpec
-    out: Path = setting(help="record to write; one that is there is not replaced")
+    out: Path = setting(help="record to write; one that is there is not replaced", output="file")
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class AdaptJob(Checked):
     model: ModelSpec
     method: MethodSpec
     images: Path = setting(help="images, also in subfolders")
-    out: Path = setting(help="where the predictions, weights and record go")
+    out: Path = setting(help="where the predictions, weights and record go", output="folder")
     batch: int = setting(64, "images that arrive at a time", least=1)
     checkpoint_every: float = setting(120.0, "seconds; 0: after every batch", least=0)
 
@@ -141,7 +141,7 @@ class AttackJob(PartSpec):
     """Write a data set that deceives a model, by projected gradient descent; the same command goes on."""
 
     model: ModelSpec = setting(without=("size", "classes", "channels_last", "autocast"))
-    out: Path = setting(help="where the images, labels and record go")
+    out: Path = setting(help="where the images, labels and record go", output="folder")
     norm: Literal["linf", "l2"] = setting("linf", "of each value, or of the whole image")
     eps: float | None = setting(None, "largest change, pixels in [0, 1] (default: 8/255, 0.5 with l2)", above=0)
     step: float | None = setting(None, "length of a step (default: 0.01, 0.1 with l2)", above=0)

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from ttac.common.files import replacing
 from ttac.common.lookup import some
 
 
-def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], notes: dict[str, str]) -> None:
+def write_tensors(path: Path | str, tensors: Mapping[str, Tensor], notes: dict[str, str] | None = None) -> None:
     """Write a safetensors file with notes, atomically."""
     # Cloned, because safetensors refuses tensors that share memory.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    with replacing(path) as draft:
-        save_file(plain, draft, notes)
+    content = save(plain, notes)
+    with replacing(path) as draft:  # by Python, whose errors say of a disk what those of safetensors do not
+        draft.write_bytes(content)
 
 
 def read_tensors(path: Path, device: str = "cpu") -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -267,7 +267,7 @@ class Learner:
         every = self.settings.snapshot_every
         try:
             self.folder.save_snapshot(dict(vars(snapshot)))
-        except (OSError, RuntimeError) as error:  # the latter where torch finds out first
+        except OSError as error:
             self._snapshot_due = time.monotonic() + min(RETRY, every)
             self.journal.faults.note("snapshot", f"the snapshot could not be written, and is tried again: {error}")
             return str(error)

@@ -140,11 +140,10 @@ def run_replay(job: ReplayJob, console: Console) -> None:
         # What was asked of the server, the stream as `ttac evaluate` names it; the answers depend on its past too.
         own = {"url": job.url, "served": dataclasses.asdict(model), "rate": job.rate}
         settings = plain_settings({**own, **stream_settings(stream, model.classes)})
-        if (out := job.out) is not None:
-            if file_is_there(out, settings, lambda: dict(read_json(out, FORMAT)["settings"])):
-                note(f"{out} is there: nothing to do")
-                return
-            out.parent.mkdir(parents=True, exist_ok=True)  # rather now than after hours
+        out = job.out
+        if out is not None and file_is_there(out, settings, lambda: dict(read_json(out, FORMAT)["settings"])):
+            note(f"{out} is there: nothing to do")
+            return
         before = client.get("/status")
         found = _send(job, client, model, stream, console)
         record = _record(job, stream, settings, found, server_between(before, client.get("/status")))

@@ -43,7 +43,7 @@ class ServeJob(Checked):
     model: ModelSpec
     method: MethodSpec
     name: str | None = setting(None, "of the model in addresses (default: that of its file or folder)")
-    state: Path = setting(Path("ttac-state"), "what outlives a kill: weights, snapshot, events")
+    state: Path = setting(Path("ttac-state"), "what outlives a kill: weights, snapshot, events", output="folder")
     device_predict: str | None = setting(None, "of the process that answers (default: --device)")
     device_adapt: str | None = setting(None, "of the process that learns (default: --device)")
     threads_predict: int = setting(1, "of the process that answers", least=1)
@@ -144,4 +144,4 @@ class ReplayJob(Checked):
     classes: Path | None = setting(None, "class names, one a line (default: the model's)")
     rate: float | None = setting(None, "images a second (default: as fast as they are answered)", above=0)
     patience: float = setting(30.0, "seconds for which a request is sent again where nobody answers", least=0)
-    out: Path | None = setting(None, "record to write; one that is there is not replaced")
+    out: Path | None = setting(None, "record to write; one that is there is not replaced", output="file")

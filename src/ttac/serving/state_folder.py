@@ -13,8 +13,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from ttac.common.files import replacing, to_disk, write_json
+from ttac.common.files import to_disk, write_json, write_pickle
 from ttac.common.resumable import differing_settings
+from ttac.model.tensors import write_tensors
 
 VERSIONS, SUFFIX = "versions", ".safetensors"
 SNAPSHOT, IDENTITY, EVENTS = "snapshot.pt", "identity.json", "events.jsonl"
@@ -83,11 +84,7 @@ class StateFolder:
         path = self._path(version)
         if path.exists():
             raise FileExistsError(f"there is a version {version} already, and a version never changes: {path}")
-        # Cloned, because safetensors refuses weights that share memory. Its own file would not say that a disk is full.
-        plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in weights.items()}
-        content = safetensors.torch.save(plain)
-        with replacing(path) as draft:
-            draft.write_bytes(content)
+        write_tensors(path, weights)
         to_disk(self._versions)  # a number that was seen must not come again after a power cut
 
     def load_version(self, version: int) -> dict[str, Tensor]:
@@ -126,9 +123,7 @@ class StateFolder:
 
     def save_snapshot(self, content: dict[str, Any]) -> None:
         """Replace the snapshot by plain tensors, numbers and text."""
-        # Through a file of Python's, which says that a disk is full where torch's own raises something else.
-        with replacing(self.snapshot) as draft, draft.open("wb") as file:
-            torch.save(content, file)
+        write_pickle(self.snapshot, content)
 
     def load_snapshot(self) -> dict[str, Any] | None:
         """Read the snapshot, None where there is none; raises a ValueError where it is damaged.

@@ -20,6 +20,7 @@ from rich.console import Console
 
 # Both children are forks of this process: what is imported here is at hand when one is started again. Nothing may be
 # computed with torch here, as its threads do not outlive a fork.
+from ttac.common.files import check_space, writing
 from ttac.common.resumable import alone_in
 from ttac.serving.adapter import run_adapter
 from ttac.serving.channels import Channels, Server
@@ -78,11 +79,10 @@ class Child:
 
 def run_serve(job: ServeJob, console: Console) -> None:
     """Serve until a signal ends it."""
-    if job.state.exists() and not job.state.is_dir():
-        raise ValueError(f"--state {job.state} is a file; name a folder")
     job.state.mkdir(0o700, parents=True, exist_ok=True)  # it keeps images of clients
     with alone_in(job.state), _bound(job) as listening:
         facts = _prepared(job)
+        check_space(job.state, 2 * facts.weights_size)  # a version, and a snapshot, which is larger
         admin_token = job.token or _own_token(job.state)
         channels = Channels(facts.shape, facts.weights_size, job.buffer)
         server = Server(job, facts, channels, listening, admin_token)
@@ -229,7 +229,8 @@ def _own_token(state: Path) -> str:
     token = path.read_text().strip() if path.exists() else ""
     if not token:
         token = secrets.token_urlsafe(24)
-        path.touch(0o600)  # a kill before the next line leaves an empty file, which is filled next time
-        path.chmod(0o600)
-        path.write_text(token + "\n")
+        with writing(path):
+            path.touch(0o600)  # a kill before the next line leaves an empty file, which is filled next time
+            path.chmod(0o600)
+            path.write_text(token + "\n")
     return token

@@ -69,7 +69,7 @@ class TrainJob(Checked):
     """Train a source model into a bundle; the same command goes on after a stop, bit for bit."""
 
     data: str = data_setting()
-    out: Path = setting(help="folder for the trained model")
+    out: Path = setting(help="folder for the trained model", output="folder")
     arch: str | None = setting(None, "network: of ttac, timm, torchvision, or module:callable")
     init: str | None = setting(None, "model to start from; its arch is the default")
     objective: Literal["ce", "ce+contrastive", "ce+rotation", "poly"] = setting("ce", "what is minimised")

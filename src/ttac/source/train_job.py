@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ttac.common.files import read_lines, text_hash
+from ttac.common.files import check_space, read_lines, text_hash
 from ttac.common.lookup import let_own_networks_be_imported
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.classes import check_every_class_is_there, in_order_of, replace_head
@@ -45,6 +45,8 @@ def run_train(job: TrainJob, console: Console) -> None:
         saved = folder.saved((WEIGHTS, BRANCH, STATISTICS), _check_pixels)
         model = _untrained(job, train, initial, None if saved is None else saved["pixels"])
         check_size(model.classifier, train.size)
+        # The weights, and a checkpoint with them and their momentum.
+        check_space(job.out, 3 * sum(tensor.nbytes for tensor in model.classifier.state_dict().values()))
         trainer = Trainer(model.classifier, job.loss, train, recipe, precision=precision)
         numbers = f"{len(train)} images to train on, {0 if validation is None else len(validation)} to validate"
         kind = "float32" if precision is None else f"mixed precision with {str(precision).removeprefix('torch.')}"

@@ -16,7 +16,7 @@ from ttac.benchmark.report.page import CAPTIONS, Section, render_page
 from ttac.benchmark.report.published import published_tables
 from ttac.benchmark.report.results import EXPERIMENT, ExperimentResults, by_table, load_results
 from ttac.benchmark.report.tables import Table, make_table
-from ttac.common.files import replacing
+from ttac.common.files import check_space, replacing
 from ttac.common.resumable import alone_in
 
 PAGE, OVERVIEW = "index.html", "README.md"
@@ -34,6 +34,7 @@ def run_report(job: ReportJob, console: Console) -> None:
     _check_out(job.out)
     sections = [Section(table, compare_order(table), _figures(table)) for table in tables]
     files = _files(sections, job.out)  # all of them before the first is written
+    check_space(job.out, sum(map(len, files.values())))
     with alone_in(job.out):
         for name, content in files.items():
             with replacing(job.out / name) as draft:
@@ -56,8 +57,6 @@ def _paper_order(experiment: ExperimentResults) -> tuple[int, str, str]:
 
 
 def _check_out(out: Path) -> None:
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"--out {out} is a file; name a folder")
     if (out / EXPERIMENT).exists():
         raise ValueError(f"{out} holds the records of an experiment: choose another --out")
     for name in (PAGE, OVERVIEW):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ttac import __version__
-from ttac.common.files import DISK_FULL, to_disk
+from ttac.common.files import DiskError, to_disk, writing
 from ttac.data.array_file import part_of
 from ttac.data.sets.spec import RemoteFile
 
@@ -49,7 +49,7 @@ def download(file: RemoteFile, target: Path, urls: Sequence[str], progress: Prog
         try:
             _bring(url, part, file, progress)
         except (OSError, HTTPException, ValueError) as error:
-            if isinstance(error, OSError) and error.errno in DISK_FULL:
+            if isinstance(error, DiskError):
                 raise
             # What a server says must not fill, or steer, the terminal.
             failures.append("".join(filter(str.isprintable, f"{url}: {error}"))[:MAX_LINE])
@@ -91,7 +91,7 @@ def _passes(error: OSError | HTTPException) -> bool:
     """Tell whether another attempt may do better."""
     if isinstance(error, HTTPError):
         return error.code in (408, 416, 429) or error.code >= 500
-    return not isinstance(error, DownloadError) and getattr(error, "errno", None) not in DISK_FULL
+    return not isinstance(error, DownloadError | DiskError)
 
 
 def _transfer(url: str, part: Path, file: RemoteFile, progress: Progress) -> None:
@@ -112,7 +112,7 @@ def _transfer(url: str, part: Path, file: RemoteFile, progress: Progress) -> Non
         total = file.size if response.length is None else there + response.length
         if file.size not in (None, total):
             raise DownloadError(f"it has {total} bytes there, expected {file.size}")
-        with part.open("ab" if there else "wb") as out:
+        with writing(part), part.open("ab" if there else "wb") as out:
             if not there:
                 tag.write_text(response.headers.get("ETag") or response.headers.get("Last-Modified") or "")
             while chunk := response.read1(CHUNK):  # at once what is there, of which nothing is lost if no more comes

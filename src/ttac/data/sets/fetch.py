@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from ttac.common.files import full_disk_explained
+from ttac.common.files import writing
 from ttac.common.lookup import pick
 from ttac.common.resumable import alone_in
-from ttac.data.array_file import check_space
+from ttac.data.array_file import check_space_of
 from ttac.data.sets import find_data
 from ttac.data.sets.archives import unpack
 from ttac.data.sets.check import report
@@ -46,11 +46,11 @@ def fetch(
     else:
         files = [] if _is_elsewhere(spec, root) else [file for file in spec.files if not file.optional]
     with alone_in(folder):
-        check_space(folder, _space(_missing(files, folder), keep_archives))
+        check_space_of(folder, _space(_missing(files, folder), keep_archives))
         for file in _missing(files, folder):
             urls = [*(f"{mirror.rstrip('/')}/{file.name}" for mirror in mirrors), file.url]
             try:
-                with full_disk_explained(folder / file.name):
+                with writing(folder / file.name):
                     _bring(file, folder, urls, console)
                     if file.unpacks_to is not None:
                         _unpack(file, folder, keep_archives, console)
