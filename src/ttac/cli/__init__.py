@@ -18,6 +18,10 @@ from ttac.common.lookup import suggestion
 
 __all__ = ["main"]
 UNWRITABLE = 74  # EX_IOERR of sysexits.h
+EXIT_CODES = (
+    "Exit codes: 0 done, 1 what was fetched or checked is not whole, 2 a mistake or a failed run, 74 a disk that is "
+    "full or cannot be written, 128 + N ended by signal N (the same command goes on)."
+)
 
 
 # What a command takes, a dataclass, and what it does with it and a console: `module:name`, below `ttac`.
@@ -42,7 +46,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code, which the README lists; what went wrong is told in one line."""
+    """Run one command and return its exit code, which `EXIT_CODES` explains; what went wrong is told in one line."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         if words == ["--version"]:
@@ -86,7 +90,8 @@ def overview(group: str = "") -> str:
     for name, (job, _) in COMMANDS.items():
         if name.startswith(group):
             lines.append(f"  {name:15}{re.split('[;:.]', _imported(job).__doc__)[0]}")
-    return "\n".join([*lines, "", "Each command has a --help of its own; ttac --version prints the version."])
+    lines += ["", "Each command has a --help of its own; ttac --version prints the version.", EXIT_CODES]
+    return "\n".join(lines)
 
 
 def run_job(run: str, job: Any) -> int:
