@@ -109,9 +109,9 @@ def test_csv_has_a_row_for_every_cell(tmp_path: Path) -> None:
     ]
 
 
-def test_csv_keeps_texts_as_they_are(tmp_path: Path) -> None:
+def test_csv_has_texts_and_no_formulas(tmp_path: Path) -> None:
     rows = list(csv.DictReader(io.StringIO(comma_separated(hostile(tmp_path), tmp_path))))
-    assert [row["row"] for row in rows] == [HOSTILE, "=1+1"]
+    assert [row["row"] for row in rows] == [HOSTILE, "'=1+1"]
     assert rows[0]["column"] == "fog\\_|"
     assert rows[0]["records"] == "hostile/tiny/run%2C%200%20%3Cb%3E.json"
 

@@ -12,6 +12,7 @@ from adapt_helpers import BROKEN, CLASSES, COUNT, command, contents, make_world
 
 from ttac import adapt
 from ttac.cli import main
+from ttac.common.cells import original
 from ttac.data.folder import FolderStream, list_images
 from ttac.evaluation.records import Record
 from ttac.source.loading import load_model
@@ -64,6 +65,22 @@ def test_predictions_are_those_of_the_adapter(world: Path) -> None:
     assert [CLASSES.index(row["label"]) for row in rows] == logits.argmax(1).tolist()
     confidence = torch.tensor([float(row["confidence"]) for row in rows])
     torch.testing.assert_close(confidence, logits.softmax(1).max(1).values, atol=1e-6, rtol=0)
+
+
+def test_names_of_files_and_classes_are_no_formulas(world: Path) -> None:
+    strange = {"00.png": "=1+1.png", "01.png": "-2.png", "02.png": "@sum(a).png", "03.png": "'+3.png"}
+    for name, new in strange.items():
+        (world / "images" / name).rename(world / "images" / new)
+    classes = ("=cmd|' /C calc'!A0", "+bee", "-1", "dog")
+    (world / "classes.txt").write_text("\n".join(classes))
+    assert main(command(world, "out", "--classes", f"{world}/classes.txt")) == 0
+    with (world / "out/predictions.csv").open(newline="") as table:
+        rows = list(csv.DictReader(table))
+    cells = {cell for row in rows for cell in row.values()}
+    assert not {cell for cell in cells if cell[0] in "=+-@" and cell != "-1"}
+    assert {original(row["file"]) for row in rows} >= set(strange.values())
+    assert {original(row["label"]) for row in rows} <= set(classes)
+    assert all(0.25 <= float(row["confidence"]) <= 1 for row in rows)
 
 
 @pytest.mark.parametrize(

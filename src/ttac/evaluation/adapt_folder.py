@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import os
 import time
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from rich.console import Console
 from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter
+from ttac.common.cells import csv_line
 from ttac.common.files import check_space, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.folder import FolderStream, image_size, list_images
@@ -183,9 +182,7 @@ def _short(pixels: Tensor) -> str:
 
 
 def _row(*cells: str) -> bytes:
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerow(cells)
-    return text.getvalue().encode(errors="surrogateescape")  # file names need not be UTF-8
+    return csv_line(*cells).encode(errors="surrogateescape")  # file names need not be UTF-8
 
 
 def _opened_to_go_on(path: Path) -> BinaryIO:

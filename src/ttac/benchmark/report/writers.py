@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 from pathlib import Path
@@ -11,6 +9,7 @@ from urllib.parse import quote
 
 from ttac.benchmark.report.orders import RULES, Ordering
 from ttac.benchmark.report.tables import Cell, Table, as_range, readable
+from ttac.common.cells import csv_line
 
 PAPER_SCALE = "paper"  # the one at which values may be compared with the paper's
 OTHER_SCALES = (
@@ -153,24 +152,19 @@ def _md_cell(cell: Cell | None, digits: int) -> str:
 
 
 def comma_separated(table: Table, base: Path) -> str:
-    """Write a table as CSV, one row a cell; `records` are addresses seen from `base`, with spaces between them.
-
-    Texts stand as they are in the records: a spreadsheet may read one that begins with = as a formula.
-    """
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV_FIELDS)
+    """Write a table as CSV, one row a cell; `records` are addresses seen from `base`, with spaces between them."""
+    lines = [csv_line(*CSV_FIELDS)]
     experiment = table.experiment
     for row in table.rows:
         for column, cell in row.cells.items():
-            writer.writerow(
-                (
+            lines.append(
+                csv_line(
                     experiment.name, experiment.scale, row.group, row.title, column, experiment.metric,
                     cell.mean, cell.std, cell.n, cell.over, cell.lacking, int(cell.best),
                     cell.published, cell.published_std, " ".join(link(done.path, base) for done in cell.done),
                 )
             )  # fmt: skip
-    return out.getvalue()
+    return "".join(lines)
 
 
 _TEX = {
