@@ -67,6 +67,18 @@ def test_predictions_are_those_of_the_adapter(world: Path) -> None:
     torch.testing.assert_close(confidence, logits.softmax(1).max(1).values, atol=1e-6, rtol=0)
 
 
+def test_links_that_lead_nowhere_are_skipped(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (world / "images/around.png").symlink_to("around.png")
+    (world / "images/gone.png").symlink_to("nothing.png")
+    for _ in range(2):  # the second one finds all done, by the same settings
+        assert main(command(world, "out")) == 0
+    said = capsys.readouterr().out
+    assert "skipped 'around.png': Too many levels of symbolic links" in said
+    assert "skipped 'gone.png': No such file or directory" in said
+    assert "41 images predicted, 5 updates, 4 unreadable" in said
+    assert "is complete: nothing to do" in said
+
+
 def test_names_of_files_and_classes_are_no_formulas(world: Path) -> None:
     strange = {"00.png": "=1+1.png", "01.png": "-2.png", "02.png": "@sum(a).png", "03.png": "'+3.png"}
     for name, new in strange.items():

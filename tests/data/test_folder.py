@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
 import zlib
 from collections.abc import Sequence
@@ -50,10 +52,32 @@ def test_links_that_lead_out_are_left_out(tmp_path: Path) -> None:
     (inside / "folder").symlink_to(tmp_path / "outside")
     (inside / "dangling.png").symlink_to("nowhere.png")
     (inside / "same.png").symlink_to("a.png")
-    assert list_images(inside) == ["a.png", "same.png"]
-    (inside / "a.png").unlink()
-    with pytest.raises(ValueError, match="2 links lead out of it"):
+    assert list_images(inside) == ["a.png", "dangling.png", "same.png"]
+    assert list_images(inside, broken_links=False) == ["a.png", "same.png"]
+    for name in ("a.png", "same.png", "dangling.png"):
+        (inside / name).unlink()
+    (inside / "nowhere.png").symlink_to(tmp_path / "outside/nothing.png")
+    with pytest.raises(ValueError, match="3 links lead out of it"):
         list_images(inside)
+
+
+def test_links_in_circles_and_to_nothing_are_files_that_are_skipped(tmp_path: Path) -> None:
+    fill(tmp_path, ["a.png", "z.png"])
+    links = {"self.png": "self.png", "one.png": "two.png", "two.png": "one.png", "gone.png": "nowhere.png"}
+    links |= {"folder.png": ".", "around": "."}
+    for name, target in links.items():
+        (tmp_path / name).symlink_to(target)
+    reported: dict[str, str] = {}
+    files = list_images(tmp_path)
+    stream = FolderStream(tmp_path, files, 2, None, 3, unreadable=reported.__setitem__)
+    assert [name for _, batch in stream for name in batch] == ["a.png", "z.png"]
+    circle = os.strerror(errno.ELOOP)
+    assert reported == {
+        "gone.png": os.strerror(errno.ENOENT), "one.png": circle, "self.png": circle, "two.png": circle
+    }  # fmt: skip
+    assert list_images(tmp_path, broken_links=False) == ["a.png", "z.png"]
+    with pytest.raises(ValueError, match=r"none of 1 images can be read; self.png"):
+        image_size(tmp_path, ["self.png"])
 
 
 def test_missing_and_empty_folders(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ def csv_line(*cells: object) -> str:
     '\'=1+1.png,"a,b",-0.5,-0.5\n'
     """
     line = io.StringIO()  # which quotes the marks of its own line ends alone, so these are both
-    csv.writer(line, lineterminator="\r\n").writerow([neutral(cell) if isinstance(cell, str) else cell for cell in cells])
+    row = [neutral(cell) if isinstance(cell, str) else cell for cell in cells]
+    csv.writer(line, lineterminator="\r\n").writerow(row)
     return line.getvalue().removesuffix("\r\n") + "\n"
 
 

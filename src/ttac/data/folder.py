@@ -26,8 +26,10 @@ class UnreadableImageError(ValueError):
     """A file is not an image that can be used; the message is the reason."""
 
 
-def list_images(folder: Path | str) -> list[str]:
+def list_images(folder: Path | str, broken_links: bool = True) -> list[str]:
     """List the images below `folder`, sorted; hidden ones and links that lead out of it are left out.
+
+    Links to nothing, or in a circle, are listed, for readers to skip with a reason, unless `broken_links` is False.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -41,7 +43,7 @@ def list_images(folder: Path | str) -> list[str]:
     inside = folder.resolve()
     below = list(_images_below(folder))
     # Folders that are links are not walked into, so a file leads out only where it is one itself.
-    found = [name for name, is_link in below if not is_link or (folder / name).resolve().is_relative_to(inside)]
+    found = [name for name, is_link in below if not is_link or _usable_link(folder / name, inside, broken_links)]
     if not found:
         reason = f"; {len(below)} links lead out of it" if below else ""
         raise ValueError(f"no image in {folder} ({', '.join(sorted(SUFFIXES))}){reason}")
@@ -57,8 +59,29 @@ def _images_below(folder: Path | str, prefix: str = "") -> Iterator[tuple[str, b
             name = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from _images_below(entry.path, f"{name}/")
-            elif Path(entry.name).suffix.lower() in SUFFIXES and entry.is_file():
-                yield name, entry.is_symlink()
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                is_link = entry.is_symlink()
+                if is_link or entry.is_file():
+                    yield name, is_link
+
+
+def _usable_link(link: Path, inside: Path, broken_links: bool) -> bool:
+    """Tell whether a link is of a file in the folder `inside`; `broken_links` is for those that are of none at all."""
+    try:
+        target = link.resolve(strict=True)
+    except FileNotFoundError:
+        return broken_links and link.resolve().is_relative_to(inside)
+    except (OSError, RuntimeError):  # a circle; the latter before Python 3.13
+        return broken_links
+    return target.is_relative_to(inside) and target.is_file()
+
+
+def file_bytes(path: Path) -> int | None:
+    """Give the size of a file, None where it cannot be looked at, such as a link to nothing."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def labels_by_subfolder(files: Sequence[str], num_classes: int, classes: Sequence[str] | None) -> dict[str, int]:
@@ -108,7 +131,8 @@ def opened_image(
     except UnidentifiedImageError as error:
         raise UnreadableImageError(f"not an image of {', '.join(formats)}") from error
     except Exception as error:  # decoders raise all kinds of errors on damaged files
-        raise UnreadableImageError(f"{type(error).__name__}: {error}") from error
+        reason = getattr(error, "strerror", None)  # of the system, such as that a link leads nowhere
+        raise UnreadableImageError(reason or f"{type(error).__name__}: {error}") from error
     if image.width * image.height > max_pixels:
         image.close()
         raise UnreadableImageError(f"{image.width} x {image.height} pixels are more than {max_pixels}")

@@ -16,7 +16,7 @@ from ttac.adaptation.adapter import Adapter
 from ttac.common.cells import csv_line
 from ttac.common.files import check_space, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
-from ttac.data.folder import FolderStream, image_size, list_images
+from ttac.data.folder import FolderStream, file_bytes, image_size, list_images
 from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
 from ttac.evaluation.prepare import PreparedMethod, classes_hash
 from ttac.evaluation.records import Record
@@ -167,7 +167,7 @@ def _settings(job: AdaptJob, method: PreparedMethod, files: list[str]) -> dict[s
     """Name all that the results depend on, as plain JSON."""
     description = method.model.description
     return {
-        "images": text_hash([f"{name!a} {(job.images / name).stat().st_size}" for name in files]),
+        "images": text_hash([f"{name!a} {file_bytes(job.images / name)}" for name in files]),
         **method.settings(),
         **method.model.classifier.speed.settings(),
         "batch": job.batch,

@@ -76,7 +76,7 @@ class Listing:
 
 def list_classes(folder: Path, wanted: Wanted, part: str = "") -> Listing:
     """List a folder with one subfolder a class, numbered in the order of their names."""
-    files = list_images(folder)
+    files = list_images(folder, broken_links=False)
     found, spec = tuple(sorted({name.partition("/")[0] for name in files if "/" in name})), wanted.spec
     there = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir() and not entry.name.startswith("."))
     without = [name for name in there if name not in found]
