@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from adapt_helpers import BROKEN, CLASSES, COUNT, command, contents, make_world
+from safetensors.torch import save_file
 
 from ttac import adapt
 from ttac.cli import main
@@ -65,6 +67,39 @@ def test_predictions_are_those_of_the_adapter(world: Path) -> None:
     assert [CLASSES.index(row["label"]) for row in rows] == logits.argmax(1).tolist()
     confidence = torch.tensor([float(row["confidence"]) for row in rows])
     torch.testing.assert_close(confidence, logits.softmax(1).max(1).values, atol=1e-6, rtol=0)
+
+
+def test_adapted_weights_load_into_the_plain_model_as_the_docs_show(
+    world: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timm = pytest.importorskip("timm", reason="the network is one of timm's: pip install 'ttac[timm]'")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        save_file(timm.create_model("test_resnet", num_classes=4).state_dict(), world / "plain.safetensors")
+    model = ["--model", f"{world}/plain.safetensors", "--arch", "test_resnet", "--size", "32"]
+    pixels = ["--mean", "0.5", "0.4", "0.3", "--std", "0.2", "0.2", "0.3"]
+    assert main(command(world, "adapted", *model, *pixels)) == 0
+    page = (Path(__file__).parents[2] / "docs/outputs.md").read_text()
+    code = page.partition("```python\n")[2].partition("```")[0]
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(world)
+    exec(code.replace('"resnet50", num_classes=10', '"test_resnet", num_classes=4'), names)
+    adapted = load_model("adapted/adapted.safetensors").classifier
+    images = torch.rand(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(names["predict"](images), adapted(images))
+        source = load_model("plain.safetensors", arch="test_resnet", mean=(0.5, 0.4, 0.3), std=(0.2, 0.2, 0.3))
+        assert not torch.allclose(source.classifier(images), adapted(images), atol=1e-3)
+
+
+def test_curves_can_be_watched(world: Path) -> None:
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    assert main(command(world, "out", "--log", f"tensorboard:{world}/runs")) == 0
+    found = reader.EventAccumulator(f"{world}/runs/out")
+    found.Reload()
+    steps = [one.step for one in found.Scalars("seconds_per_update")]
+    assert steps == [step for step, _ in Record.load(world / "out/record.json").losses]
+    assert "error" not in found.Tags()["scalars"]
 
 
 def test_links_that_lead_nowhere_are_skipped(world: Path, capsys: pytest.CaptureFixture[str]) -> None:

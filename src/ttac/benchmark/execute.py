@@ -14,6 +14,8 @@ from ttac.adaptation.adapter import Adapter
 from ttac.benchmark.executor import Task
 from ttac.benchmark.report.results import POINTS_FORMAT
 from ttac.common.environment import code_commit
+from ttac.evaluation.engine import Outcome
+from ttac.evaluation.loggers import open_loggers
 from ttac.evaluation.prepare import PreparedRun
 from ttac.evaluation.records import Record
 from ttac.evaluation.spec import MethodSpec, ModelSpec, RunSpec, StreamSpec
@@ -29,9 +31,12 @@ def execute(task: Task, report: Report) -> tuple[Record, dict[str, Any] | None]:
     method = MethodSpec(run.method, run.preset, run.options, task.files.statistics)
     prepared = PreparedRun(RunSpec(model, method, stream_spec(task), run.protocol, run.epochs))
     adapter = prepared.method.adapter(Console(file=io.StringIO()))
-    record = prepared.evaluate(
-        adapter, lambda outcome: report(outcome.samples, outcome.error), notes={"run": task.settings}
-    )
+    callbacks = open_loggers(task.log, f"{task.settings['experiment']}/{task.settings['scale']}/{run.name}")
+
+    def tell(outcome: Outcome) -> None:
+        report(outcome.samples, outcome.error)
+
+    record = prepared.evaluate(adapter, tell, {"run": task.settings}, callbacks)
     if not run.features:
         return record, None
     images = ((arrival.images, arrival.labels) for arrival in prepared.stream)

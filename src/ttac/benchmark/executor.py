@@ -25,6 +25,7 @@ class Task:
     files: RunFiles
     settings: dict[str, Any]  # all that the record depends on, but for the weights
     device: str = "cpu"
+    log: tuple[str, ...] = ()  # see `open_loggers`
 
 
 @dataclass(frozen=True)

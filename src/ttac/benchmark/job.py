@@ -226,7 +226,7 @@ def _do(bench: Bench, runs: Sequence[PlannedRun], console: Console, executor: Ex
         if isinstance(found, Exception):
             lacking.append((run, found))
         else:
-            tasks.append(Task(run, targets[run.target], found, bench.settings(run), job.device))
+            tasks.append(Task(run, targets[run.target], found, bench.settings(run), job.device, job.log))
     if not tasks:  # one mistake, and no reason for a file a run
         raise lacking[0][1]
     for run in bench.runs:  # the weights are known now

@@ -9,6 +9,7 @@ from typing import Literal
 
 from ttac.common.files import user_cache
 from ttac.common.options import Checked, SettingError, setting
+from ttac.evaluation.loggers import check_log, log_setting
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,11 @@ class BenchJob(Checked):
     only: tuple[str, ...] = setting((), "do runs of these names alone, such as '*-tent-*'", action="extend")
     dry_run: bool = setting(False, "list the runs with an estimated time, and end")
     device: str = setting("cpu", "cpu, cuda, ...")
+    log: tuple[str, ...] = log_setting()
 
     def check(self) -> None:
-        """Refuse a part that is none."""
+        """Refuse a part that is none, and loggers that there are none of."""
+        check_log(self.log)
         if len(self.shard) != 2 or not 1 <= self.shard[0] <= self.shard[1]:
             raise SettingError("shard", f"must be I/N with I from 1 to N, not {'/'.join(map(str, self.shard))}")
 

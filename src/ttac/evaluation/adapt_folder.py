@@ -18,6 +18,7 @@ from ttac.common.files import check_space, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
 from ttac.data.folder import FolderStream, file_bytes, image_size, list_images
 from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
+from ttac.evaluation.loggers import Callbacks, open_loggers
 from ttac.evaluation.prepare import PreparedMethod, classes_hash
 from ttac.evaluation.records import Record
 from ttac.evaluation.spec import AdaptJob
@@ -59,8 +60,11 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
         (job.out / INFERRED).unlink(missing_ok=True)
     adapter = method.adapter(console, keep=job.out / INFERRED)
     check_space(job.out, adapter.memory_bytes())  # about what a checkpoint and the weights take
-    with alone_in(job.out), writing(job.out), _opened_to_go_on(job.out / PART) as table:
-        _Worker(job, folder, adapter, description, console, table).run(files, saved)
+    with (
+        alone_in(job.out), writing(job.out), _opened_to_go_on(job.out / PART) as table,
+        Callbacks(open_loggers(job.log, job.out.name)) as told,
+    ):  # fmt: skip
+        _Worker(job, folder, adapter, description, console, table, told).run(files, saved)
 
 
 @dataclass
@@ -73,6 +77,7 @@ class _Worker:
     description: ModelDescription
     console: Console
     table: BinaryIO
+    told: Callbacks
     position: _Position = field(default_factory=_Position)
 
     def run(self, files: list[str], saved: dict[str, Any] | None) -> None:
@@ -113,6 +118,7 @@ class _Worker:
             for outcome, names in clock.walk(self.stream):
                 self._write_predictions(names, outcome)
                 self.position.updates += len(outcome.update_seconds)
+                self.told.tell(self.adapter.samples_seen, outcome)
                 rate = (clock.samples - before) / (time.monotonic() - started)
                 read = min(self.stream.next_batch * self.stream.batch, total)
                 fields = losses_field(outcome)

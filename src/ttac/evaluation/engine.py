@@ -5,16 +5,19 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from rich.console import Console
 from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter, Step
 from ttac.common.environment import environment
+from ttac.common.resumable import image_progress
 from ttac.data.streams import Arrival, Stream
+from ttac.evaluation.loggers import Callback, Callbacks
 from ttac.evaluation.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter, PeakMemory
 from ttac.evaluation.protocols import Protocol, ProtocolError, check_epochs, check_protocol, get_protocol
 from ttac.evaluation.records import Record
@@ -45,6 +48,19 @@ def losses_field(outcome: Outcome) -> dict[str, Any]:
     return {"losses": ", " + ", ".join(f"{name} {value:.3g}" for name, value in outcome.losses.items())}
 
 
+@contextmanager
+def shown(title: str, total: int | None, console: Console) -> Iterator[Callable[[Outcome], None]]:
+    """Draw a progress bar, in a terminal or a notebook, and give what brings it up to an outcome."""
+    with image_progress(console, "{task.fields[error]:.2f} % error{task.fields[losses]}") as progress:
+        task = progress.add_task(title, total=total, error=0.0, losses="")
+
+        def show(outcome: Outcome) -> None:
+            progress.update(task, completed=outcome.samples, error=outcome.error, **losses_field(outcome))
+
+        yield show
+        progress.refresh()  # rich leaves the last state out in notebooks
+
+
 def _finite(values: Mapping[str, Tensor | float]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items() if math.isfinite(float(value))}
 
@@ -58,7 +74,8 @@ class StreamWalk:
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter
         self.seconds = 0.0
-        self.samples = 0
+        self.samples = 0  # predicted
+        self.walked = 0  # samples of all passes
         self.batch_sizes: set[int] = set()
         self._already_seen = adapter.samples_seen
         self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
@@ -76,6 +93,7 @@ class StreamWalk:
             spent = time.perf_counter() - started
             self.seconds += spent
             self.samples += 0 if purpose == "learn" else len(images)
+            self.walked += len(images)
             self.batch_sizes.add(len(images))
             step = Step(predict_seconds=spent) if purpose == "predict" else self.adapter.last_step
             if step.predict_seconds:  # a method that predicts during its update has no time of its own for it
@@ -152,10 +170,14 @@ def evaluate(
     *,
     epochs: int | None = None,
     continuing: bool = False,
-    progress: Callable[[Outcome], None] | None = None,
+    progress: Callable[[Outcome], None] | bool = False,
+    callbacks: Sequence[Callback] = (),
     notes: Mapping[str, Any] | None = None,
 ) -> Record:
     """Walk a stream of (images, labels) under a protocol and return its record; `notes` go into the provenance too.
+
+    `progress=True` draws a bar, and a function gets each outcome instead; `callbacks` get the curves of the run, are
+    closed at its end, and may be those of `ttac.evaluation.loggers`.
 
     A `ttac.data.streams.Stream` is described in the provenance, and the record has the error of each of its domains. An
     adapter that has seen samples is refused, as a second pass over a stream would not be one-pass any more; with
@@ -182,28 +204,33 @@ def evaluate(
     errors = ErrorMeter(adapter.classifier.num_classes)
     run = StreamWalk(adapter)
     purpose: Purpose = "arrive"
-    if protocol.passes == "multi":
-        purpose, epochs = "predict", 3 if epochs is None else epochs
-        _learn(run, stream, epochs)
-        notes = {"epochs": epochs, **(notes or {})}
-    domain_errors = None
+    domain_errors, total = None, None
     if isinstance(stream, Stream):
-        domain_errors = DomainErrorMeter(stream.domains, stream.segments)
+        domain_errors, total = DomainErrorMeter(stream.domains, stream.segments), len(stream)
         notes = {**(notes or {}), "stream": stream.describe()}
-    with closing(_labelled(stream, adapter)) as batches:
-        for outcome, truth in run.walk(batches, purpose):
-            predictions = outcome.logits.argmax(1)
-            errors.update(predictions, truth.labels)
-            if domain_errors is not None and truth.domains is not None:
-                domain_errors.update(predictions, truth.labels, truth.domains)
-            if progress is not None:
-                progress(dataclasses.replace(outcome, error=errors.compute()))
+    with Callbacks(callbacks) as told:
+        if protocol.passes == "multi":
+            purpose, epochs = "predict", 3 if epochs is None else epochs
+            _learn(run, stream, epochs, told)
+            notes = {"epochs": epochs, **(notes or {})}
+        title = f"{adapter.name} under {protocol.name}"
+        showing = nullcontext(progress) if callable(progress) or not progress else shown(title, total, Console())
+        with showing as show, closing(_labelled(stream, adapter)) as batches:
+            for outcome, truth in run.walk(batches, purpose):
+                predictions = outcome.logits.argmax(1)
+                errors.update(predictions, truth.labels)
+                if domain_errors is not None and truth.domains is not None:
+                    domain_errors.update(predictions, truth.labels, truth.domains)
+                outcome = dataclasses.replace(outcome, error=errors.compute())
+                told.tell(run.walked, outcome)
+                if show:
+                    show(outcome)
     if not run.samples:
         raise ValueError("the stream is empty")
     return run.record(errors=errors, protocol=protocol, notes=notes or {}, domain_errors=domain_errors)
 
 
-def _learn(run: StreamWalk, stream: Iterable[Any], epochs: int) -> None:
+def _learn(run: StreamWalk, stream: Iterable[Any], epochs: int, told: Callbacks) -> None:
     """Walk the target set `epochs` times; the adapter gets images and never labels."""
     if epochs < 1:
         raise ValueError(f"epochs must be at least 1, not {epochs}")
@@ -217,8 +244,8 @@ def _learn(run: StreamWalk, stream: Iterable[Any], epochs: int) -> None:
         with closing(order.watch(_labelled(stream, run.adapter))) as batches:
             run.begin_epoch(epoch, epochs, (images for images, _ in batches))
         with closing(order.watch(_labelled(stream, run.adapter))) as batches:
-            for _ in run.walk(batches, "learn"):
-                pass
+            for outcome, _ in run.walk(batches, "learn"):
+                told.tell(run.walked, outcome)
 
 
 class _Order:

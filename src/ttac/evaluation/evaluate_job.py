@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from ttac.common.resumable import file_is_there, image_progress
-from ttac.evaluation.engine import Outcome, losses_field
+from ttac.common.resumable import file_is_there
+from ttac.evaluation.engine import shown
+from ttac.evaluation.loggers import open_loggers
 from ttac.evaluation.prepare import PreparedRun
 from ttac.evaluation.records import Record
 from ttac.evaluation.spec import EvaluateJob
@@ -19,13 +20,9 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
         return
     adapter = run.method.adapter(console)
     title = f"{adapter.name} under {run.protocol.name}"
-    with image_progress(console, "{task.fields[error]:.2f} % error{task.fields[losses]}") as progress:
-        task = progress.add_task(title, total=len(run.stream), error=0.0, losses="")
-
-        def show(outcome: Outcome) -> None:
-            progress.update(task, completed=outcome.samples, error=outcome.error, **losses_field(outcome))
-
-        record = run.evaluate(adapter, show)
+    callbacks = open_loggers(job.log, job.out.stem)
+    with shown(title, len(run.stream), console) as show:
+        record = run.evaluate(adapter, show, callbacks=callbacks)
     for domain, found in record.domain_error.items():  # before they are saved, as a disk may be full
         console.print(f"{domain}: {found['error']:.2f} % error of {found['samples']} samples", markup=False)
     record.save(job.out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ttac.common.options import check_value, checked_fields, read_value
 from ttac.common.resumable import plain_settings
 from ttac.data.streams import Stream
 from ttac.evaluation.engine import Outcome, evaluate
+from ttac.evaluation.loggers import Callback
 from ttac.evaluation.protocols import Protocol, check_epochs, check_protocol, get_protocol
 from ttac.evaluation.records import Record
 from ttac.evaluation.spec import MethodSpec, RunSpec
@@ -152,11 +153,18 @@ class PreparedRun:
         self.settings = plain_settings({**adapted, "protocol": spec.protocol, "epochs": spec.epochs, **walked})
 
     def evaluate(
-        self, adapter: Adapter, progress: Callable[[Outcome], None], notes: Mapping[str, Any] | None = None
+        self,
+        adapter: Adapter,
+        progress: Callable[[Outcome], None],
+        notes: Mapping[str, Any] | None = None,
+        callbacks: Sequence[Callback] = (),
     ) -> Record:
         """Walk the stream; `notes` go into the provenance."""
         known = {"data": self.spec.stream.data, "settings": self.settings, **(notes or {})}
-        return evaluate(adapter, self.stream, self.protocol, epochs=self.spec.epochs, progress=progress, notes=known)
+        return evaluate(
+            adapter, self.stream, self.protocol,
+            epochs=self.spec.epochs, progress=progress, callbacks=callbacks, notes=known,
+        )  # fmt: skip
 
 
 def stream_settings(stream: Stream, classes: tuple[str, ...] | None) -> dict[str, Any]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ttac.common.files import write_json
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 FORMAT = "ttac.record/1"
 
@@ -43,6 +48,33 @@ class Record:
         """The mean time of an update, None where there was none."""
         mean = self.latency_ms.get("update", {}).get("mean")
         return None if mean is None else float(mean) / 1000
+
+    def to_pandas(self) -> DataFrame:
+        """Give the curves over the stream as a table with one row for each point of any.
+
+        `samples` counts the images so far, of all passes, and `segment` names the part of the stream that they have
+        come to, where it has parts. `error` is that of all predictions so far in percent; each loss and each measure
+        has a column, `loss/...` or `measure/...`, which is NaN where no update told it.
+        """
+        try:
+            from pandas import DataFrame
+        except ImportError as error:
+            raise ImportError("record.to_pandas() needs pandas: pip install pandas") from error
+        # Multi-pass protocols predict after they have learned from all images some times.
+        learned = self.samples * self.provenance.get("epochs", 0)
+        rows: dict[int, dict[str, Any]] = {learned + count: {"error": error} for count, error in self.cumulative_error}
+        names = ["error"]
+        for kind, curve in (("loss", self.losses), ("measure", self.measures)):
+            for seen, values in curve:
+                told = {f"{kind}/{name}": value for name, value in values.items()}
+                rows.setdefault(seen - self.provenance.get("samples_before", 0), {}).update(told)
+                names += told
+        ends = list(accumulate(count for _, count, _ in self.segments))
+        for samples, row in rows.items():
+            place = bisect_left(ends, samples - learned)
+            row["segment"] = self.segments[place][0] if learned < samples and place < len(ends) else None
+        columns = ["samples", *(["segment"] if self.segments else []), *dict.fromkeys(names)]
+        return DataFrame([{"samples": samples, **rows[samples]} for samples in sorted(rows)], columns=columns)
 
     def save(self, path: Path | str) -> None:
         """Write the record as JSON, atomically."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ttac.common.options import Checked, setting
 from ttac.data.fields import CORRUPTION_NAMES, PartSpec, data_setting, frost_setting
+from ttac.evaluation.loggers import check_log, log_setting
 from ttac.source.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -122,6 +123,11 @@ class EvaluateJob(Checked):
 
     run: RunSpec
     out: Path = setting(help="record to write; one that is there is not replaced", output="file")
+    log: tuple[str, ...] = log_setting()
+
+    def check(self) -> None:
+        """Refuse loggers that there are none of."""
+        check_log(self.log)
 
 
 @dataclass(frozen=True)
@@ -134,6 +140,11 @@ class AdaptJob(Checked):
     out: Path = setting(help="where the predictions, weights and record go", output="folder")
     batch: int = setting(64, "images that arrive at a time", least=1)
     checkpoint_every: float = setting(120.0, "seconds; 0: after every batch", least=0)
+    log: tuple[str, ...] = log_setting()
+
+    def check(self) -> None:
+        """Refuse loggers that there are none of."""
+        check_log(self.log)
 
 
 @dataclass(frozen=True, kw_only=True)
