@@ -102,10 +102,12 @@ def test_a_depth_below_its_floor_pulls_nothing(family: str) -> None:
     outputs = draw()
     depths = known(family).depths
     distances = {name: float(plain_divergence(depths[name], outputs[name].detach()[:SAMPLES])) for name in SHAPES}
-    scale = WINDOW / 256  # floors are told for windows of 256, and smaller ones are noisier
+    scale = SAMPLES / 256  # floors are told for windows of 256, and fewer samples are noisier
     floors = {"stem": 1.01 * distances["stem"] * scale, "blocks.1": 0.99 * distances["blocks.1"] * scale}
     statistics = known(family, floors)
-    value, found = pulled(DepthAlignment(statistics.depths, statistics.floors, WINDOW), 2.0)
+    alignment = DepthAlignment(statistics.depths, statistics.floors, WINDOW)
+    value, found = pulled(alignment, 2.0)
+    assert float(alignment.noise()) == pytest.approx((1 / 1.01 + 1 / 0.99) / 2)
     _, expected = plain_gradients(statistics, 2.0, {"blocks.0", "blocks.1"})
     assert bool((found["stem"] == 0).all())
     for name in SHAPES:  # what pulls does so with its whole divergence's slope

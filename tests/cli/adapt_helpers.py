@@ -51,8 +51,8 @@ def interrupt_at(call: int, action: Callable[[], None], monkeypatch: pytest.Monk
     """Do something in the middle of a batch."""
     arrive, calls = Adapter.__call__, iter(range(1, 10**6))
 
-    def arriving(self: Adapter, images: torch.Tensor) -> torch.Tensor:
-        logits = arrive(self, images)
+    def arriving(self: Adapter, images: torch.Tensor, *, last: bool = False) -> torch.Tensor:
+        logits = arrive(self, images, last=last)
         if next(calls) == call:
             action()
         return logits

@@ -182,12 +182,28 @@ def test_batches_are_cut_by_place_so_that_going_on_gives_the_same(tmp_path: Path
     whole = FolderStream(tmp_path, files, 3, None, 3)
     batches = [(whole.next_batch, names, images) for images, names in whole]
     assert [(position, names) for position, names, _ in batches] == [
-        (1, ["0.png", "2.png"]),
+        (2, ["0.png", "2.png"]),  # 3, 4 and 5 have been tried
         (3, ["6.png", "7.png"]),
     ]
-    rest = list(FolderStream(tmp_path, files, 3, None, 3, next_batch=1))
-    assert [names for _, names in rest] == [["6.png", "7.png"]]
-    assert torch.equal(rest[0][0], batches[1][2])
+    for place in (1, 2):
+        rest = list(FolderStream(tmp_path, files, 3, None, 3, next_batch=place))
+        assert [names for _, names in rest] == [["6.png", "7.png"]]
+        assert torch.equal(rest[0][0], batches[1][2])
+
+
+@pytest.mark.parametrize("broken", [(), ("6.png", "7.png"), ("3.png", "4.png", "5.png", "7.png"), ("0.png", "1.png")])
+def test_the_last_batch_is_known_wherever_files_cannot_be_read(broken: tuple[str, ...], tmp_path: Path) -> None:
+    fill(tmp_path, [f"{number}.png" for number in range(8)])
+    for name in broken:
+        (tmp_path / name).write_text("no image")
+    reported: list[str] = []
+    stream = FolderStream(tmp_path, list_images(tmp_path), 2, None, 3, 1.0, lambda name, _: reported.append(name))
+    batches = [(names, stream.is_last) for _, names in stream]
+    assert [name for names, _ in batches for name in names] == [
+        f"{n}.png" for n in range(8) if f"{n}.png" not in broken
+    ]
+    assert [is_last for _, is_last in batches] == [False] * (len(batches) - 1) + [True]
+    assert (reported, stream.next_batch) == (list(broken), 4)
 
 
 def test_without_a_size_all_images_must_have_that_of_the_first(tmp_path: Path) -> None:

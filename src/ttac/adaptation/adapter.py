@@ -1,6 +1,7 @@
 """The loop: samples arrive, are predicted and remembered, and a full window is learned from.
 
-arrive(images)   check; cut at window borders; answer before, during or after; remember; update when a window is full
+arrive(images)   check; cut at window borders; answer before, during or after; remember; update when a window is full,
+                 or when the stream ends
 update()         for each pass, for each minibatch of the memory: losses = method.losses(batch); step; commit or undo
 step(losses)     backward, reduce over ranks, decide once for all ranks, descend
 """
@@ -30,6 +31,7 @@ from ttac.source.knowledge import Knowledge, TrainedBranch, how_to_get, known_of
 from ttac.source.statistics import SourceStatistics
 
 FORMAT = "ttac.adapter/2"
+LEAST = 2  # samples of the window that ends a stream: one has no batch statistics
 
 
 @dataclass
@@ -150,10 +152,17 @@ class Adapter(Stateful):
 
     # Arrivals
 
-    def __call__(self, images: Tensor) -> Tensor:
-        """Predict one arrival batch and learn from it: raw images `[N, C, H, W]` in [0, 1] to logits `[N, K]`."""
+    def __call__(self, images: Tensor, *, last: bool = False) -> Tensor:
+        """Predict one arrival batch and learn from it: raw images `[N, C, H, W]` in [0, 1] to logits `[N, K]`.
+
+        `last` says that the stream ends with this batch: what is left of a window is learned from as a smaller one.
+        """
         with self._begun(images) as checked:
-            return torch.cat([self._arrive(piece) for piece in self._pieces(checked)])
+            logits, left = [], len(checked)
+            for piece in self._pieces(checked):
+                left -= len(piece)
+                logits.append(self._arrive(piece, ends=last and not left))
+            return torch.cat(logits)
 
     def learn(self, images: Tensor) -> None:
         """Learn from one batch of a multi-pass protocol, whose predictions come after all passes."""
@@ -204,11 +213,11 @@ class Adapter(Stateful):
             yield images[:size]
             images = images[size:]
 
-    def _arrive(self, images: Tensor) -> Tensor:
-        """Predict and learn from images that lie within a window."""
+    def _arrive(self, images: Tensor, *, ends: bool) -> Tensor:
+        """Predict and learn from images that lie within a window, and with which the stream `ends` or not."""
         moment = getattr(self.options, "predict", "before")
         logits = self._answer(images) if moment == "before" else None
-        window = self._take(images)
+        window = self._take(images, ends=ends)
         if moment == "during" and window is not None and bool(window.isfinite().all()):
             logits = window[-len(images) :]
         return self._answer(images) if logits is None else logits
@@ -227,12 +236,15 @@ class Adapter(Stateful):
 
     # Learning
 
-    def _take(self, images: Tensor, *, of_epoch: bool = False) -> Tensor | None:
-        """Remember images and learn if they fill the window: its logits `[N_B, K]` if they did, NaN where refused."""
+    def _take(self, images: Tensor, *, ends: bool = False, of_epoch: bool = False) -> Tensor | None:
+        """Remember images and learn if they fill the window, or end the stream.
+
+        Gives the window's logits `[N_B, K]` if there was an update, NaN where it was refused.
+        """
         if self.memory is None:
             return None
         self.memory.push(images, of_epoch=of_epoch)
-        if self.memory.fresh < self.options.window:
+        if self.memory.fresh < (LEAST if ends else self.options.window):
             return None
         started = self._now()
         try:
@@ -242,12 +254,12 @@ class Adapter(Stateful):
             self.last_step.update_seconds.append(self._now() - started)
 
     def _update(self, memory: SampleQueue) -> Tensor:
-        """Walk the memory now that a window is full: the window's logits `[N_B, K]` before their last steps."""
+        """Walk the memory now that a window is complete: its logits `[N_B, K]` before their last steps."""
         options, method = self.options, self.method
         method.before_update()
         if self.parameters:
             self.steps.set_rate(method.rate())
-        newest = memory.newest(options.window)
+        newest = memory.newest(memory.fresh)
         shape = (len(memory), self.classifier.num_classes)
         logits = torch.full(shape, torch.nan, dtype=self.classifier.dtype, device=self.classifier.device)
         for number in range(method.passes()):

@@ -45,10 +45,13 @@ class DepthAlignment:
         self.distances: dict[str, Tensor] = {}  # of the last window
         # Told for windows of another size; noise falls with the number of samples.
         self.floors = {name: floors.get(name, 0.0) * WINDOW / window for name in self.anchors}
+        self._window = window
+        self._scarcity = 1.0  # the factor that smaller minibatches, such as the end of a stream, put on floors
 
     def pull(self, outputs: Mapping[str, Tensor], samples: int, weight: float) -> Surrogate:
         """Give what draws the first `samples` rows of each depth's output to its anchors, weighted."""
         share = weight / len(self.anchors)
+        self._scarcity = max(1.0, self._window / samples)
         with torch.no_grad():
             found = [self._differentiate(name, outputs[name].detach(), samples, share) for name in self.anchors]
         excesses, gradients = zip(*found, strict=True)
@@ -62,7 +65,7 @@ class DepthAlignment:
 
         With `g` and `H` the gradients by mean and covariance, vector i of n has `(g + 2 H (x_i - mean)) / n`.
         """
-        anchors, floor = self.anchors[name], self.floors[name]
+        anchors, floor = self.anchors[name], self._scarcity * self.floors[name]
         everything = channel_vectors(output)
         vectors = everything[: samples * (len(everything) // len(output))]
         full, channels = isinstance(anchors.covariance, Full), vectors.shape[1]
@@ -113,7 +116,7 @@ class DepthAlignment:
     def noise(self) -> Tensor | None:
         """Tell the last window's mean distance in units of what windows of the source have, where that is known."""
         known = [distance / self.floors[name] for name, distance in self.distances.items() if self.floors[name]]
-        return torch.stack(known).mean() if known else None
+        return torch.stack(known).mean() / self._scarcity if known else None
 
     def _summed(self, tensor: Tensor) -> Tensor:
         return self._reduction.gather(tensor[None]).sum(0)

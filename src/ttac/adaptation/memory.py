@@ -126,7 +126,8 @@ class SampleQueue(Stateful):
         self.fresh = 0
 
     def newest(self, count: int) -> Tensor:
-        """Give the slots of the last `count` samples, oldest first: `[count]`."""
+        """Give the slots of the last `count` samples, or of all where there are fewer, oldest first: `[n]`."""
+        count = min(count, self.length)
         return (self.next - count + torch.arange(count)) % self.capacity
 
     def minibatches(self, size: int, generator: torch.Generator, walk: int = 0) -> Iterator[Tensor]:

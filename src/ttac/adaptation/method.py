@@ -232,7 +232,7 @@ class Method(Stateful):
         return passes
 
     def before_update(self) -> None:
-        """Prepare an update, now that a window is full."""
+        """Prepare an update, now that a window is full or the stream ends."""
 
     def after_update(self, newest: Tensor, logits: Tensor) -> Tensor:
         """End an update: give the logits of the window's slots `newest [N_B]`, which are `logits [N_B, K]`."""

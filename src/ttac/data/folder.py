@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
@@ -182,12 +182,29 @@ def check_shape(name: str, image: Tensor, expected: tuple[int, int]) -> None:
 
 
 @dataclass
+class _Read:
+    """What has been read of one batch, and of neighbours none of whose images can be."""
+
+    next_batch: int
+    images: list[Tensor] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    unreadable: list[tuple[str, str]] = field(default_factory=list)  # file, reason
+
+    def join(self, later: _Read) -> None:
+        self.next_batch = later.next_batch
+        self.images += later.images
+        self.names += later.names
+        self.unreadable += later.unreadable
+
+
+@dataclass
 class FolderStream:
     """Batches `(images [N, C, H, W] in [0, 1], names)` from `next_batch` on, which moves along.
 
     Batches are cut by the place in `files`, so that a file that cannot be read leaves a gap in its own batch, and the
-    rest is the same whether a stream is walked at once or goes on from `next_batch`. Without `size`, all images must
-    have the size of the first.
+    rest is the same whether a stream is walked at once or goes on from `next_batch`. Each batch is given when the next
+    one has been read, so that `is_last` tells of the one at hand whether images come after it. Without `size`, all
+    images must have the size of the first.
     """
 
     folder: Path
@@ -198,6 +215,7 @@ class FolderStream:
     crop_pct: float = 1.0
     unreadable: Report = lambda name, reason: None
     next_batch: int = 0
+    is_last: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense."""
@@ -207,21 +225,40 @@ class FolderStream:
             raise ValueError(f"the model takes {self.channels} channels; image files give 1 or 3")
 
     def __iter__(self) -> Iterator[tuple[Tensor, list[str]]]:
+        self.is_last = False
         expected = self.size or image_size(self.folder, self.files)
-        while (start := self.next_batch * self.batch) < len(self.files):
-            images, names = [], []
-            for name in self.files[start : start + self.batch]:
-                try:
-                    image = read_image(self.folder / name, self.size, self.channels, self.crop_pct)
-                except UnreadableImageError as error:
-                    self.unreadable(name, str(error))
-                    continue
-                check_shape(name, image, expected)
-                images.append(image)
-                names.append(name)
-            self.next_batch += 1
-            if images:
-                yield torch.stack(images), names
+        first, end = self.next_batch, math.ceil(len(self.files) / self.batch)
+        waiting = _Read(first)
+        for number in range(first, end):
+            read = self._read(number, expected)
+            if waiting.images and read.images:
+                self._pass(waiting)
+                yield torch.stack(waiting.images), waiting.names
+                waiting = read
+            else:
+                waiting.join(read)
+        self.is_last = True
+        self._pass(waiting)
+        if waiting.images:
+            yield torch.stack(waiting.images), waiting.names
+
+    def _pass(self, read: _Read) -> None:
+        for name, reason in read.unreadable:
+            self.unreadable(name, reason)
+        self.next_batch = read.next_batch
+
+    def _read(self, number: int, expected: tuple[int, int]) -> _Read:
+        found, start = _Read(number + 1), number * self.batch
+        for name in self.files[start : start + self.batch]:
+            try:
+                image = read_image(self.folder / name, self.size, self.channels, self.crop_pct)
+            except UnreadableImageError as error:
+                found.unreadable.append((name, str(error)))
+                continue
+            check_shape(name, image, expected)
+            found.images.append(image)
+            found.names.append(name)
+        return found
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

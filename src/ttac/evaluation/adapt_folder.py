@@ -115,7 +115,7 @@ class _Worker:
         with signals_noted(self.console) as noted, image_progress(self.console, note) as progress:
             task = progress.add_task("adapting", total=total, rate=0.0, updates=0, losses="")
             checkpoints = Checkpoints(self.job.checkpoint_every, noted, self._checkpoint)
-            for outcome, names in clock.walk(self.stream):
+            for outcome, names in clock.walk(self.stream, ends=lambda: self.stream.is_last):
                 self._write_predictions(names, outcome)
                 self.position.updates += len(outcome.update_seconds)
                 self.told.tell(self.adapter.samples_seen, outcome)

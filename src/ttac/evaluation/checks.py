@@ -197,6 +197,26 @@ def partial_window_is_predicted(subject: Subject) -> None:
     _require(_same(dict(weights), dict(reference.classifier.state_dict())), "a partial window changed the weights")
 
 
+def the_end_is_learned_from(subject: Subject) -> None:
+    """What a stream's last batch leaves of a window is learned from, and so is a stream that is shorter than one."""
+    for batches in ([subject.images[: WINDOW - 3]], subject.batches()[-2:]):
+        adapter, waits = subject.make(), subject.make()
+        for images in batches[:-1]:
+            _require(torch.equal(adapter(images), waits(images)), "an end that is to come changes predictions")
+        logits = adapter(batches[-1], last=True)
+        waits(batches[-1])
+        _require(logits.shape == (len(batches[-1]), adapter.classifier.num_classes), "some samples were not predicted")
+        _require(bool(logits.isfinite().all()), "predictions at the end are not finite")
+        if adapter.memory is None:
+            continue
+        _require(len(adapter.last_step.update_seconds) == 1, "the end of the stream was not learned from")
+        _require(adapter.memory.fresh == 0, "what was learned from still waits for a window")
+        moved = any(not torch.equal(value, waits.parameters[name]) for name, value in adapter.parameters.items())
+        _require(moved or not adapter.parameters, "the end of the stream has moved none of the declared parameters")
+        if getattr(adapter.options, "predict", "before") == "after":
+            _require(torch.equal(adapter.predict(batches[-1]), logits), "the last batch was not predicted after it")
+
+
 def only_declared_parameters_move(subject: Subject) -> None:
     """Parameters that the method does not name stay as they were, the head's above all."""
     adapter = subject.make()
@@ -332,6 +352,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
     only_declared_parameters_move,
     declared_parameters_move,
     losses_are_alive,
+    the_end_is_learned_from,
     refused_steps_leave_no_trace,
     no_grad_does_not_matter,
     labels_are_out_of_reach,

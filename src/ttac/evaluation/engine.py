@@ -84,12 +84,20 @@ class StreamWalk:
         self._measures: list[tuple[int, dict[str, float]]] = []
 
     def walk(
-        self, stream: Iterable[tuple[Tensor, Kept]], purpose: Purpose = "arrive"
+        self,
+        stream: Iterable[tuple[Tensor, Kept]],
+        purpose: Purpose = "arrive",
+        *,
+        ends: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[Outcome, Kept]]:
-        """Give each batch's images to the adapter and yield the outcome with what came beside them."""
+        """Give each batch's images to the adapter and yield the outcome with what came beside them.
+
+        `ends` tells whether the stream ends with the batch at hand, so that what it leaves of a window is learned from.
+        Benchmarks do not ask for that: their streams are cut anywhere, and records of full windows can be compared.
+        """
         for images, kept in stream:
             started = time.perf_counter()
-            logits = self._give(images, purpose)
+            logits = self._give(images, purpose, ends())
             spent = time.perf_counter() - started
             self.seconds += spent
             self.samples += 0 if purpose == "learn" else len(images)
@@ -106,11 +114,11 @@ class StreamWalk:
                     curve.append((self.adapter.samples_seen, values))
             yield Outcome(logits, step.predict_seconds, step.update_seconds, self.samples, losses, measures), kept
 
-    def _give(self, images: Tensor, purpose: Purpose) -> Tensor:
+    def _give(self, images: Tensor, purpose: Purpose, last: bool) -> Tensor:
         if purpose == "predict":
             return self.adapter.predict(images)
         if purpose == "arrive":
-            return self.adapter(images)
+            return self.adapter(images, last=True) if last else self.adapter(images)
         self.adapter.learn(images)
         return images.new_empty(0, self.adapter.classifier.num_classes)
 

@@ -116,10 +116,10 @@ class Shot(Method):
     def before_update(self) -> None:
         """Label the samples of the memory that no epoch has labelled."""
         memory, window = self.adapter.memory_in_use, self.adapter.options.window
-        given, self.coming = self.coming[:window], self.coming[window:]
+        given, self.coming = self.coming[: memory.fresh], self.coming[memory.fresh :]
         if not len(given):
             self.course = None
-        memory.remember(memory.newest(window), {"label": _padded(given, window)})
+        memory.remember(memory.newest(memory.fresh), {"label": _padded(given, memory.fresh)})
         self.targets = memory.columns["label"][: len(memory)]
         unknown = self.targets == UNKNOWN
         if self.adapter.options.label_weight and bool(unknown.any()):

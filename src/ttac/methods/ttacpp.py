@@ -125,7 +125,9 @@ class TTACPlusPlus(TTAC):
             stepped = norms.snapshot()
             norms.restore(before.norms)
             with norms.kept_if_finite(stepped), torch.no_grad():
-                Batch(self.adapter, newest, 0).forward()
+                # As many samples as ever, also where fewer are new: the weights are, for all of them.
+                window = self.adapter.memory_in_use.newest(self.adapter.options.window)
+                Batch(self.adapter, window, 0).forward()
         return logits
 
     @torch.no_grad()
