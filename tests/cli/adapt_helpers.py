@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from ttac.adaptation.adapter import Adapter
+from ttac.evaluation.engine import Purpose, StreamWalk
 from ttac.model.networks import ResNet
 from ttac.source.loading import ModelDescription, save_model
 
@@ -49,12 +49,12 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def interrupt_at(call: int, action: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Do something in the middle of a batch."""
-    arrive, calls = Adapter.__call__, iter(range(1, 10**6))
+    give, calls = StreamWalk._give, iter(range(1, 10**6))
 
-    def arriving(self: Adapter, images: torch.Tensor, *, last: bool = False) -> torch.Tensor:
-        logits = arrive(self, images, last=last)
+    def giving(self: StreamWalk, images: torch.Tensor, purpose: Purpose, last: bool) -> torch.Tensor:
+        logits = give(self, images, purpose, last)
         if next(calls) == call:
             action()
         return logits
 
-    monkeypatch.setattr(Adapter, "__call__", arriving)
+    monkeypatch.setattr(StreamWalk, "_give", giving)

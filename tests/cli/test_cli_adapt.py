@@ -36,7 +36,8 @@ def test_a_whole_run(world: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "41 images predicted, 5 updates, 2 unreadable" in said
 
     out = world / "out"
-    assert sorted(contents(out)) == ["adapted.safetensors", "inferred.safetensors", "predictions.csv", "record.json"]
+    files = ["adapted.safetensors", "comparison.html", "inferred.safetensors", "predictions.csv", "record.json"]
+    assert sorted(contents(out)) == files
     with (out / "predictions.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [row["file"] for row in rows] == [f"{n:02d}.png" for n in range(COUNT) if f"{n:02d}.png" not in BROKEN]

@@ -12,8 +12,8 @@ from guard_helpers import CLASSES, WIDTH, collected, mixed, network, parts, pict
 from torch import Tensor, nn
 
 from ttac import Classifier, SourceStatistics
+from ttac.adaptation.measures import information
 from ttac.serving.guard import LEAST, Guard, GuardOptions, GuardReport
-from ttac.serving.measures import information
 
 
 @pytest.fixture

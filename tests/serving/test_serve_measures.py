@@ -11,7 +11,7 @@ from guard_helpers import CLASSES, WIDTH, collected, mixed, network, pictures
 from scipy import stats as scipy_stats
 
 from ttac import Classifier, SourceStatistics
-from ttac.serving.measures import (
+from ttac.adaptation.measures import (
     AnchorDistance,
     Outputs,
     balance,

@@ -14,18 +14,23 @@ from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter
 from ttac.common.cells import csv_line
-from ttac.common.files import check_space, text_hash, writing
+from ttac.common.files import check_space, replacing, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
-from ttac.data.folder import FolderStream, file_bytes, image_size, list_images
+from ttac.data.folder import FolderStream, Report, file_bytes, image_size, list_images, read_image
+from ttac.data.labels_file import read_labels
+from ttac.evaluation.comparison import Change, Comparison
+from ttac.evaluation.comparison_page import class_namer, render_page, terminal_table
 from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
+from ttac.evaluation.forecast import TRIED, foretell, nothing_learned
 from ttac.evaluation.loggers import Callbacks, open_loggers
 from ttac.evaluation.prepare import PreparedMethod, classes_hash
 from ttac.evaluation.records import Record
 from ttac.evaluation.spec import AdaptJob
-from ttac.model.weights import ModelDescription, check_size, save_model
+from ttac.model.weights import LoadedModel, ModelDescription, check_size, save_model
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
-PART, INFERRED = "predictions.csv.part", "inferred.safetensors"
+PART, INFERRED, PAGE = "predictions.csv.part", "inferred.safetensors", "comparison.html"
+BATCH = 64  # images that arrive at a time where the method has no window
 
 
 @dataclass
@@ -45,10 +50,11 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     files = list_images(job.images)
     method = PreparedMethod(job.method, job.model.load())
-    folder = JobFolder(job.out, _settings(job, method, files))
+    labels = _read_labels(job, method.model, files)
+    folder = JobFolder(job.out, _settings(job, method, files, labels))
     if folder.is_complete(PREDICTIONS, lambda: Record.load(job.out / RECORD).provenance, console):
         return
-    saved = folder.saved((WEIGHTS, RECORD), lambda content: _Position(**content["position"]))
+    saved = folder.saved((WEIGHTS, RECORD, PAGE), lambda content: _Position(**content["position"]))
     classifier, description = method.model.classifier, method.model.description
     size = description.size or image_size(job.images, files)
     check_size(classifier, size)
@@ -59,12 +65,13 @@ def run_adapt(job: AdaptJob, console: Console) -> None:
     if saved is None:
         (job.out / INFERRED).unlink(missing_ok=True)
     adapter = method.adapter(console, keep=job.out / INFERRED)
+    comparison = Comparison(adapter, classifier if job.compare else None)
     check_space(job.out, adapter.memory_bytes())  # about what a checkpoint and the weights take
     with (
         alone_in(job.out), writing(job.out), _opened_to_go_on(job.out / PART) as table,
         Callbacks(open_loggers(job.log, job.out.name)) as told,
     ):  # fmt: skip
-        _Worker(job, folder, adapter, description, console, table, told).run(files, saved)
+        _Worker(job, folder, adapter, description, comparison, labels, console, table, told).run(files, saved)
 
 
 @dataclass
@@ -75,21 +82,23 @@ class _Worker:
     folder: JobFolder
     adapter: Adapter
     description: ModelDescription
+    comparison: Comparison
+    labels: dict[str, int]  # by file; empty where none are known
     console: Console
     table: BinaryIO
     told: Callbacks
     position: _Position = field(default_factory=_Position)
 
     def run(self, files: list[str], saved: dict[str, Any] | None) -> None:
-        job, known = self.job, self.description
         # Made before any state is loaded: an interrupted stream is still one stream.
         self.clock = StreamWalk(self.adapter)
         if saved is not None:
             self._go_on_from(saved)
         self.table.truncate(self.position.csv_bytes)
         self.table.seek(self.position.csv_bytes)
-        channels, first, report = self.adapter.classifier.channels, self.position.next_batch, self._report_unreadable
-        self.stream = FolderStream(job.images, files, job.batch, known.size, channels, known.crop_pct, report, first)
+        self.stream = self._stream_of(files, self._report_unreadable, self.position.next_batch)
+        few = self._stream_of(files[:TRIED], lambda *_: None) if saved is None else ()
+        self.console.print(foretell(len(files), self.adapter, few, beside=self.job.compare), markup=False)
         if saved is None:
             self.table.write(_row("file", "label", "confidence"))
             self._checkpoint()
@@ -98,8 +107,17 @@ class _Worker:
             raise ValueError(f"none of {len(files)} images could be read")
         self._finish(files)
 
+    def _stream_of(self, files: list[str], report: Report, first: int = 0) -> FolderStream:
+        known, batch = self.description, self.job.batch or int(getattr(self.adapter.options, "window", BATCH))
+        channels = self.adapter.classifier.channels
+        return FolderStream(self.job.images, files, batch, known.size, channels, known.crop_pct, report, first)
+
     def _go_on_from(self, saved: dict[str, Any]) -> None:
         self.adapter.load_state_dict(saved["adapter"])
+        try:
+            self.comparison.load_state_dict(saved["comparison"])
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise self.folder.damaged(error) from error
         self.position = position = _Position(**saved["position"])
         if os.fstat(self.table.fileno()).st_size < position.csv_bytes:
             raise ValueError(f"{self.job.out / PART} has lost lines: delete {self.job.out} and start again")
@@ -115,8 +133,10 @@ class _Worker:
         with signals_noted(self.console) as noted, image_progress(self.console, note) as progress:
             task = progress.add_task("adapting", total=total, rate=0.0, updates=0, losses="")
             checkpoints = Checkpoints(self.job.checkpoint_every, noted, self._checkpoint)
-            for outcome, names in clock.walk(self.stream, ends=lambda: self.stream.is_last):
+            stream = ((images, (images, names)) for images, names in self.stream)
+            for outcome, (images, names) in clock.walk(stream, ends=lambda: self.stream.is_last):
                 self._write_predictions(names, outcome)
+                self.comparison.add(images, names, outcome.logits, self.labels, last=self.stream.is_last)
                 self.position.updates += len(outcome.update_seconds)
                 self.told.tell(self.adapter.samples_seen, outcome)
                 rate = (clock.samples - before) / (time.monotonic() - started)
@@ -141,7 +161,8 @@ class _Worker:
         position = self.position
         position.next_batch, position.csv_bytes = self.stream.next_batch, self.table.tell()
         position.seconds, position.batch_sizes = self.clock.seconds, sorted(self.clock.batch_sizes)
-        self.folder.save(position=dataclasses.asdict(position), adapter=self.adapter.state_dict())
+        states = {"adapter": self.adapter.state_dict(), "comparison": self.comparison.state_dict()}
+        self.folder.save(position=dataclasses.asdict(position), **states)
 
     def _sync_table(self) -> None:
         self.table.flush()
@@ -158,18 +179,59 @@ class _Worker:
             **{name: getattr(position, name) for name in ("unreadable", "updates", "continued_at")},
             "settings": self.folder.settings,
         }
-        self.clock.record(errors=None, protocol=None, notes=notes).save(out / RECORD)
+        summary = self.comparison.summary(self.clock.seconds)
+        errors = self.comparison.errors if self.labels else None
+        record = self.clock.record(errors=errors, protocol=None, notes=notes)
+        dataclasses.replace(record, comparison=summary).save(out / RECORD)
+        if self.job.compare:
+            self._show(summary)
         self._sync_table()
         (out / PART).replace(out / PREDICTIONS)
         self.folder.finish()
+        error = "" if record.error is None else f", {record.error:.2f} % error"
         self.console.print(
             f"{out}: {self.clock.samples} images predicted, {position.updates} updates, "
-            f"{len(position.unreadable)} unreadable",
+            f"{len(position.unreadable)} unreadable{error}",
             markup=False,
         )
+        reason = nothing_learned(self.adapter, position.updates)
+        if reason:
+            self.console.print(f"warning: {reason}", markup=False)
+
+    def _show(self, summary: dict[str, Any]) -> None:
+        """Show the comparison here, and write its page."""
+        job, known, title = self.job, self.description, self.adapter.capabilities.title
+        name = class_namer(known.classes)
+        changes = [Change(*change) for change in self.comparison.changes]
+        channels = self.adapter.classifier.channels
+        facts = {
+            "Images": f"{self.clock.samples:,} of {job.images.resolve().name}",
+            "Unreadable": f"{len(self.position.unreadable):,}",
+            "Model": known.arch,
+            "Method": title + ("" if job.method.preset is None else f", preset {job.method.preset}"),
+            "Updates": f"{self.position.updates:,}",
+            "Time": f"{self.clock.seconds:,.1f} s",
+        }
+        page = render_page(
+            summary,
+            changes,
+            method=title,
+            facts=facts,
+            name=name,
+            read=lambda file: read_image(job.images / file, known.size, channels, known.crop_pct),
+        )
+        with replacing(job.out / PAGE) as draft:  # names of files and of classes need not be UTF-8
+            draft.write_text(page, encoding="utf-8", errors="backslashreplace")
+        self.console.print(terminal_table(summary, title, name), soft_wrap=False)
 
 
-def _settings(job: AdaptJob, method: PreparedMethod, files: list[str]) -> dict[str, Any]:
+def _read_labels(job: AdaptJob, model: LoadedModel, files: list[str]) -> dict[str, int]:
+    if job.labels is None:
+        return {}
+    return read_labels(job.labels, files, model.classifier.num_classes, model.description.classes)
+
+
+def _settings(job: AdaptJob, method: PreparedMethod, files: list[str], labels: dict[str, int]) -> dict[str, Any]:
     """Name all that the results depend on, as plain JSON."""
     description = method.model.description
     return {
@@ -180,6 +242,8 @@ def _settings(job: AdaptJob, method: PreparedMethod, files: list[str]) -> dict[s
         "size": description.size,
         "crop_pct": description.crop_pct,
         "classes": classes_hash(description.classes),
+        "labels": text_hash([f"{labels[name]}" for name in files]) if labels else None,
+        "compare": job.compare,
     }
 
 

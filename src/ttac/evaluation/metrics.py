@@ -11,8 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ttac.common.state import Stateful
 
-class ErrorMeter:
+
+class ErrorMeter(Stateful):
     """Error in percent: of all samples, over the stream, and by class.
 
     >>> meter = ErrorMeter(num_classes=3)
@@ -21,15 +23,21 @@ class ErrorMeter:
     (50.0, [(2, 50.0)], [0.0, None, 100.0])
     """
 
+    _wrong: Tensor
+    _total: Tensor
+    curve: list[tuple[int, float]]  # (samples so far, error so far)
+
     def __init__(self, num_classes: int) -> None:
         self.num_classes = num_classes
-        self.reset()
+        self.declare(
+            _wrong=lambda: torch.zeros(num_classes, dtype=torch.int64),
+            _total=lambda: torch.zeros(num_classes, dtype=torch.int64),
+            curve=list,
+        )
 
     def reset(self) -> None:
         """Forget everything."""
-        self._wrong = torch.zeros(self.num_classes, dtype=torch.int64)
-        self._total = torch.zeros(self.num_classes, dtype=torch.int64)
-        self.curve: list[tuple[int, float]] = []  # (samples so far, error so far)
+        self.reset_state()
 
     def update(self, predictions: Tensor, labels: Tensor) -> None:
         """Count one batch of predicted and true labels `[N]`."""

@@ -36,6 +36,7 @@ class Record:
     segments: list[tuple[str, int, float]] = field(default_factory=list)  # name, samples and error, one after another
     losses: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (samples so far, weighted loss by name)
     measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # likewise, what updates have noticed
+    comparison: dict[str, Any] | None = None  # of `ttac adapt`: what the frozen model, BN and this method say
     format: str = FORMAT
 
     def __repr__(self) -> str:

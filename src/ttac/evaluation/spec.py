@@ -138,7 +138,9 @@ class AdaptJob(Checked):
     method: MethodSpec
     images: Path = setting(help="images, also in subfolders")
     out: Path = setting(help="where the predictions, weights and record go", output="folder")
-    batch: int = setting(64, "images that arrive at a time", least=1)
+    batch: int | None = setting(None, "images that arrive at a time (default: a window)", least=1)
+    labels: Path | None = setting(None, "CSV file of file,label, to tell errors by; the method never sees it")
+    compare: bool = setting(True, "run neither the frozen model nor BN beside it, and write no comparison")
     checkpoint_every: float = setting(120.0, "seconds; 0: after every batch", least=0)
     log: tuple[str, ...] = log_setting()
 

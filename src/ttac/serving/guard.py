@@ -11,12 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ttac.adaptation import measures as measuring
+from ttac.adaptation.measures import AnchorDistance, Outputs
 from ttac.common.options import Checked, setting
 from ttac.common.state import Stateful
 from ttac.model.classifier import Classifier
 from ttac.model.heads import evaluating
-from ttac.serving import measures as measuring
-from ttac.serving.measures import AnchorDistance, Outputs
 from ttac.source.statistics import SourceStatistics
 
 Action = Literal["publish", "wait", "rollback", "reset"]
