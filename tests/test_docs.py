@@ -10,7 +10,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["data.md", "streams.md"])
+@pytest.mark.parametrize("page", ["adapt.md", "data.md", "streams.md"])
 def test_the_examples_of_a_page_run(page: str) -> None:
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     assert blocks

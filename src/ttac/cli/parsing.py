@@ -21,6 +21,10 @@ from ttac.common.options import SettingError, alternatives, checked_fields, read
 
 Job = TypeVar("Job")
 CONFIG = "config"
+EXIT_CODES = (
+    "Exit codes: 0: done; 2: a mistake, or a file that cannot be used, told in one line; 130: interrupted (SIGINT), "
+    "143: terminated (SIGTERM), and where the last line says so, the same command goes on."
+)
 METAVARS: dict[Any, str] = {int: "N", float: "X", Path: "PATH", Mapping: "KEY=VALUE"}
 
 
@@ -118,6 +122,7 @@ def parse(command: str, kind: type[Job], words: Sequence[str]) -> Job:
     parser = Parser(
         f"ttac {command}",
         description=inspect.getdoc(kind),
+        epilog=EXIT_CODES,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
         exit_on_error=False,

@@ -21,7 +21,7 @@ from ttac.data.labels_file import read_labels
 from ttac.evaluation.comparison import Change, Comparison
 from ttac.evaluation.comparison_page import class_namer, render_page, terminal_table
 from ttac.evaluation.engine import Outcome, StreamWalk, losses_field
-from ttac.evaluation.forecast import TRIED, foretell, nothing_learned
+from ttac.evaluation.forecast import TRIED, counted, foretell, nothing_learned
 from ttac.evaluation.loggers import Callbacks, open_loggers
 from ttac.evaluation.prepare import PreparedMethod, classes_hash
 from ttac.evaluation.records import Record
@@ -190,7 +190,7 @@ class _Worker:
         self.folder.finish()
         error = "" if record.error is None else f", {record.error:.2f} % error"
         self.console.print(
-            f"{out}: {self.clock.samples} images predicted, {position.updates} updates, "
+            f"{out}: {counted(self.clock.samples, 'image')} predicted, {counted(position.updates, 'update')}, "
             f"{len(position.unreadable)} unreadable{error}",
             markup=False,
         )

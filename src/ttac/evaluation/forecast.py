@@ -27,6 +27,15 @@ def count_updates(images: int, window: int, reset_every: int = 0) -> int:
     return (images - rest) // period * (period // window) + rest // window + (rest % window >= LEAST)
 
 
+def counted(number: int, noun: str) -> str:
+    """Count things.
+
+    >>> counted(1, "image"), counted(1500, "image")
+    ('1 image', '1,500 images')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def describe(images: int, adapter: Adapter) -> str:
     """Say how many updates so many images lead to.
 
@@ -34,12 +43,11 @@ def describe(images: int, adapter: Adapter) -> str:
     >>> describe(1500, subject("tent").make())
     '1,500 images, 188 updates of 8'
     """
-    counted = f"{images:,} image{'' if images == 1 else 's'}"
     if adapter.memory is None:
-        return f"{counted}, no updates: {adapter.capabilities.title} does not learn"
+        return f"{counted(images, 'image')}, no updates: {adapter.capabilities.title} does not learn"
     window = adapter.options.window
     updates = count_updates(images, window, adapter.options.reset_every)
-    return f"{counted}, {updates:,} update{'' if updates == 1 else 's'} of {min(window, images)}"
+    return f"{counted(images, 'image')}, {counted(updates, 'update')} of {min(window, images):,}"
 
 
 def foretell(images: int, adapter: Adapter, few: Iterable[tuple[Tensor, object]], *, beside: bool) -> str:
@@ -125,8 +133,9 @@ def _walks(images: int, adapter: Adapter) -> Iterator[tuple[int, int]]:
     """Yield for each update how many minibatches, and images in them, it learns from."""
     if adapter.memory is None:
         return
-    options, period = adapter.options, adapter.options.reset_every or images
+    options = adapter.options
     for number in range(count_updates(images, options.window, options.reset_every)):
-        come = (number % max(1, period // options.window) + 1) * options.window
+        since_reset = number % (options.reset_every // options.window) if options.reset_every else number
+        come = (since_reset + 1) * options.window
         walked = min(come, images, options.walk or come, adapter.memory.capacity)
         yield options.passes * math.ceil(walked / options.window), options.passes * walked
