@@ -16,7 +16,7 @@ from ttac.adaptation.adapter import Adapter
 from ttac.common.cells import csv_line
 from ttac.common.files import check_space, replacing, text_hash, writing
 from ttac.common.resumable import Checkpoints, JobFolder, alone_in, image_progress, signals_noted
-from ttac.data.folder import FolderStream, Report, file_bytes, image_size, list_images, read_image
+from ttac.data.folder import FolderStream, file_bytes, image_size, list_images, read_image
 from ttac.data.labels_file import read_labels
 from ttac.evaluation.comparison import Change, Comparison
 from ttac.evaluation.comparison_page import class_namer, render_page, terminal_table
@@ -30,7 +30,7 @@ from ttac.model.weights import LoadedModel, ModelDescription, check_size, save_m
 
 PREDICTIONS, WEIGHTS, RECORD = "predictions.csv", "adapted.safetensors", "record.json"
 PART, INFERRED, PAGE = "predictions.csv.part", "inferred.safetensors", "comparison.html"
-BATCH = 64  # images that arrive at a time where the method has no window
+BATCH = 64  # images that arrive at a time where neither a user nor the method's window says how many
 
 
 @dataclass
@@ -96,9 +96,13 @@ class _Worker:
             self._go_on_from(saved)
         self.table.truncate(self.position.csv_bytes)
         self.table.seek(self.position.csv_bytes)
-        self.stream = self._stream_of(files, self._report_unreadable, self.position.next_batch)
-        few = self._stream_of(files[:TRIED], lambda *_: None) if saved is None else ()
-        self.console.print(foretell(len(files), self.adapter, few, beside=self.job.compare), markup=False)
+        job, known, first, report = self.job, self.description, self.position.next_batch, self._report_unreadable
+        channels, window = self.adapter.classifier.channels, int(getattr(self.adapter.options, "window", BATCH))
+        batch = job.batch or window
+        self.stream = FolderStream(job.images, files, batch, known.size, channels, known.crop_pct, report, first)
+        few = dataclasses.replace(self.stream, files=files[:TRIED], batch=TRIED, unreadable=lambda *_: None)
+        told = foretell(len(files), self.adapter, few if saved is None else (), beside=job.compare)
+        self.console.print(told, markup=False)
         if saved is None:
             self.table.write(_row("file", "label", "confidence"))
             self._checkpoint()
@@ -106,11 +110,6 @@ class _Worker:
         if not self.clock.samples:
             raise ValueError(f"none of {len(files)} images could be read")
         self._finish(files)
-
-    def _stream_of(self, files: list[str], report: Report, first: int = 0) -> FolderStream:
-        known, batch = self.description, self.job.batch or int(getattr(self.adapter.options, "window", BATCH))
-        channels = self.adapter.classifier.channels
-        return FolderStream(self.job.images, files, batch, known.size, channels, known.crop_pct, report, first)
 
     def _go_on_from(self, saved: dict[str, Any]) -> None:
         self.adapter.load_state_dict(saved["adapter"])
@@ -242,7 +241,7 @@ def _settings(job: AdaptJob, method: PreparedMethod, files: list[str], labels: d
         "size": description.size,
         "crop_pct": description.crop_pct,
         "classes": classes_hash(description.classes),
-        "labels": text_hash([f"{labels[name]}" for name in files]) if labels else None,
+        "labels": text_hash([str(labels[name]) for name in files]) if labels else None,
         "compare": job.compare,
     }
 

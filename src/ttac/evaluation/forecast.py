@@ -71,8 +71,8 @@ def nothing_learned(adapter: Adapter, updates: int) -> str | None:
         return None
     if not updates:
         return (
-            f"no update was made, and {title} has learned nothing: an update takes {LEAST} images at least; give more, "
-            "or a smaller --set window"
+            f"no update was made, and {title} has learned nothing: an update takes at least {LEAST} images that may be "
+            "learned from; give more"
         )
     if adapter.parameters and not adapter.steps.taken:
         return (
