@@ -66,7 +66,7 @@ def arrivals(samples: int) -> Iterator[Tensor]:
 
 def make_adapter(network: nn.Module, window: int) -> Adapter:
     """Make TTAC++ around a network, with statistics of a few images of every class."""
-    classifier = ttac.Classifier(network).eval()
+    classifier = ttac.Classifier(network, mean=0, std=1).eval()
     images = next(arrivals(BATCH))[: 4 * CLASSES]
     stats = ttac.SourceStatistics.collect(classifier, [(images, torch.arange(len(images)) % CLASSES)])
     options: dict[str, Any] = {"queue": QUEUE, "passes": 1, "warmup": False}

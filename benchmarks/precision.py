@@ -28,7 +28,7 @@ def training_pass(batch: int, **options: Any) -> Callable[[], None]:
     """Make forward and backward passes of one classifier."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the note says whether there are instructions
-        classifier = ttac.Classifier(ResNet(20, 10)).tuned(**options).train()
+        classifier = ttac.Classifier(ResNet(20, 10), mean=0, std=1).tuned(**options).train()
     images, labels = torch.rand(batch, 3, 32, 32), torch.arange(batch) % 10
 
     def job() -> None:

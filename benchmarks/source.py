@@ -36,7 +36,7 @@ def like_trained(classes: int, width: int) -> Tensor:
 
 def inference() -> list[Row]:
     """Time whole inferences, the probe pass and the fingerprint of ResNet-50 included."""
-    classifier = Classifier(ResNet50(CLASSES)).eval()
+    classifier = Classifier(ResNet50(CLASSES), mean=0, std=1).eval()
     trained = like_trained(CLASSES, WIDTH)
     cases: tuple[tuple[str, Tensor, Parameterisation | None], ...] = (
         ("new head", classifier.head.weight.detach().clone(), None),

@@ -66,7 +66,17 @@ def test_adapting_imports_neither_corruptions_nor_pickles_nor_pillow() -> None:
 
 
 def test_public_names_are_few_and_shown() -> None:
-    public = {"Classifier", "SourceStatistics", "adapt", "evaluate", "PROTOCOLS", "Record", "checks"}
+    public = {
+        "Classifier",
+        "load_model",
+        "zero_shot",
+        "SourceStatistics",
+        "adapt",
+        "evaluate",
+        "PROTOCOLS",
+        "Record",
+        "checks",
+    }
     assert {name for name in dir(ttac) if not name.startswith("_")} == public
     with pytest.raises(AttributeError, match="public names"):
         ttac.nothing  # noqa: B018

@@ -3,8 +3,8 @@
     offline    source model -> Classifier -> SourceStatistics (collected, or inferred from the head)
     online     stream -> predict -> queue -> views -> filters -> losses -> update -> metrics -> record
 
-The public names are few: Classifier, SourceStatistics, adapt, evaluate, PROTOCOLS, Record, checks. They are imported
-when they are first used, so that the command line answers at once.
+The public names are few: Classifier, load_model, zero_shot, SourceStatistics, adapt, evaluate, PROTOCOLS, Record and
+checks. They are imported when they are first used, so that the command line answers at once.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ if TYPE_CHECKING:
     from ttac.evaluation.records import Record as Record
     from ttac.methods.registry import adapt as adapt
     from ttac.model.classifier import Classifier as Classifier
+    from ttac.model.zero_shot import zero_shot as zero_shot
+    from ttac.source.loading import load_model as load_model
     from ttac.source.statistics import SourceStatistics as SourceStatistics
 
 _HOMES = {
     "Classifier": "ttac.model.classifier",
+    "load_model": "ttac.source.loading",
+    "zero_shot": "ttac.model.zero_shot",
     "SourceStatistics": "ttac.source.statistics",
     "adapt": "ttac.methods.registry",
     "evaluate": "ttac.evaluation.engine",

@@ -20,7 +20,7 @@ WINDOW = 16
 def made(**options: Any) -> ttac.Adapter:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        classifier = ttac.Classifier(ResNet(8, 4, width=4)).double()
+        classifier = ttac.Classifier(ResNet(8, 4, width=4), mean=0, std=1).double()
     images = images_of(3, 64)
     stats = ttac.SourceStatistics.collect(classifier, [(images, torch.arange(64) % 4)])
     fixed = {"window": WINDOW, "queue": 0, "passes": 1, "tau_st": 0.0}

@@ -88,7 +88,9 @@ class TwoNames(nn.Module):
 
 def test_a_head_with_two_names_stays_one() -> None:
     torch.manual_seed(0)
-    subject = checks.subject("adacontrast", Classifier(TwoNames()).eval())  # a method that moves the head
+    subject = checks.subject(
+        "adacontrast", Classifier(TwoNames(), mean=0, std=1).eval()
+    )  # a method that moves the head
     teacher, adapter = subject.make(), subject.make()
     teacher(subject.images)
     weights = weights_of(teacher)

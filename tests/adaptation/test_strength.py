@@ -65,7 +65,7 @@ def test_self_training_counts_less_where_views_disagree() -> None:
 
 def test_an_adapter_tells_strength_and_goes_on_with_it_after_a_restart() -> None:
     torch.manual_seed(0)
-    classifier = ttac.Classifier(ResNet(8, 4, width=4))
+    classifier = ttac.Classifier(ResNet(8, 4, width=4), mean=0, std=1)
     images = torch.rand(64, 3, 16, 16)
     stats = ttac.SourceStatistics.collect(classifier, [(images, torch.arange(64) % 4)])
     options = {"window": 16, "queue": 0, "passes": 1, "tau_st": 0.0}

@@ -25,7 +25,11 @@ def make_world(tmp_path: Path) -> Path:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ResNet(8, len(CLASSES), width=4)
-    save_model(tmp_path / "model.safetensors", network, ModelDescription("resnet8", 4, size=(16, 16), classes=CLASSES))
+    save_model(
+        tmp_path / "model.safetensors",
+        network,
+        ModelDescription("resnet8", 4, size=(16, 16), classes=CLASSES, mean=(0.0,), std=(1.0,)),
+    )
     random = np.random.default_rng(0)
     (tmp_path / "images").mkdir()
     for number in range(COUNT):

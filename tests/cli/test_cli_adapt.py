@@ -185,7 +185,7 @@ def test_a_model_that_takes_other_sizes_is_asked_before_anything_is_written(
     torch.save(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(768, 4)).state_dict(), world / "flat.pt")
     monkeypatch.chdir(world)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    flat = ["--model", "flat.pt", "--arch", "my_networks:net", "--method", "bn"]
+    flat = ["--model", "flat.pt", "--arch", "my_networks:net", "--mean", "0", "--std", "1", "--method", "bn"]
     plain = command(world, "out")[: command(world, "out").index("--set")]
     assert main([*plain, *flat]) == 2
     assert "the model does not take 20 x 18 images" in capsys.readouterr().err

@@ -33,7 +33,9 @@ def world(tmp_path: Path) -> Path:
     images = np.random.default_rng(0).integers(0, 256, (COUNT, 16, 16, 3), np.uint8)
     with torch.no_grad():  # without a class that an untrained network prefers
         network.fc.bias -= network(torch.from_numpy(images).permute(0, 3, 1, 2).float() / 255).mean(0)
-    save_model(tmp_path / "model.safetensors", network, ModelDescription("resnet8", 4, size=(16, 16)))
+    save_model(
+        tmp_path / "model.safetensors", network, ModelDescription("resnet8", 4, size=(16, 16), mean=(0.0,), std=(1.0,))
+    )
     labels = predictions(tmp_path, images)
     labels[[2, 7]] = (labels[[2, 7]] + 1) % 4
     np.save(tmp_path / "images.npy", images)
@@ -132,7 +134,11 @@ def test_the_usual_numbers_are_the_default(world: Path) -> None:
 def test_labels_follow_the_models_classes(world: Path) -> None:
     network = load_model(f"{world}/model.safetensors").classifier.model
     backwards = CLASSES[::-1]
-    save_model(world / "named.safetensors", network, ModelDescription("resnet8", 4, size=(16, 16), classes=backwards))
+    save_model(
+        world / "named.safetensors",
+        network,
+        ModelDescription("resnet8", 4, size=(16, 16), classes=backwards, mean=(0.0,), std=(1.0,)),
+    )
     for name in CLASSES[1:]:
         (world / "folder" / name).mkdir(parents=True)
         Image.fromarray(np.full((16, 16, 3), 100, np.uint8)).save(world / "folder" / name / "1.png")
@@ -252,7 +258,9 @@ def test_another_order_of_classes_is_another_run(world: Path, capsys: pytest.Cap
     pytest.importorskip("sklearn")
     network, digits = ResNet(8, 10, channels=1, width=4), tuple(map(str, range(10)))
     for file, names in (("a", digits), ("b", digits[::-1])):
-        described = ModelDescription("resnet8", 10, 1, size=(32, 32), classes=names, arch_options={"width": 4})
+        described = ModelDescription(
+            "resnet8", 10, 1, size=(32, 32), classes=names, arch_options={"width": 4}, mean=(0.0,), std=(1.0,)
+        )
         save_model(world / f"{file}.safetensors", network, described)
     given = "--data", "digits", "--samples", "2", "--steps", "1"
     assert main(command(world, "out", *given, "--model", f"{world}/a.safetensors")) == 0

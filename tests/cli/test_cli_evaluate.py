@@ -36,10 +36,18 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         digits = ResNet(8, 10, channels=1, width=4, stem_stride=2)
         photos = ResNet(8, 4, width=4)
     options = {"width": 4, "stem_stride": 2}
-    described = ModelDescription("resnet8", 10, 1, size=(32, 32), classes=DIGITS, arch_options=options)
+    described = ModelDescription(
+        "resnet8", 10, 1, size=(32, 32), classes=DIGITS, arch_options=options, mean=(0.0,), std=(1.0,)
+    )
     save_model(folder / "digits.safetensors", digits, described)
-    save_model(folder / "photos.safetensors", photos, ModelDescription("resnet8", 4, size=(16, 16), classes=NAMES))
-    save_model(folder / "nameless.safetensors", photos, ModelDescription("resnet8", 4, size=(16, 16)))
+    save_model(
+        folder / "photos.safetensors",
+        photos,
+        ModelDescription("resnet8", 4, size=(16, 16), classes=NAMES, mean=(0.0,), std=(1.0,)),
+    )
+    save_model(
+        folder / "nameless.safetensors", photos, ModelDescription("resnet8", 4, size=(16, 16), mean=(0.0,), std=(1.0,))
+    )
     random = np.random.default_rng(0)
     (folder / "published").mkdir()
     np.save(folder / "published/labels.npy", np.tile(np.arange(12) % 4, 5))
@@ -237,7 +245,10 @@ def test_classes_that_cannot_be_matched_are_refused(
     (tmp_path / "names.txt").write_text("\n".join(NAMES))
     named = ["--classes", f"{tmp_path}/names.txt"]
     assert evaluate(world, out, "--method", "test", *named, model="nameless.safetensors", data=photos) == 0
-    other = classifier_of(ResNet(8, 3, channels=1, width=4), ModelDescription("resnet8", 3, 1, classes=("a", "b", "c")))
+    other = classifier_of(
+        ResNet(8, 3, channels=1, width=4),
+        ModelDescription("resnet8", 3, 1, classes=("a", "b", "c"), mean=(0.0,), std=(1.0,)),
+    )
     save_model(tmp_path / "three.safetensors", other.classifier.model, other.description)
     digits = ["--data", "digits", "--method", "test", "--out", f"{tmp_path}/no.json"]
     assert main(["evaluate", "--model", f"{tmp_path}/three.safetensors", *digits]) == 2

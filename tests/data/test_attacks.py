@@ -27,7 +27,7 @@ def random_images(count: int, low: int = 0, high: int = 256, side: int = 8) -> T
 def linear(classes: int, seed: int = 0, scale: float = 1.0) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, classes)))
+        classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, classes)), mean=0, std=1)
     with torch.no_grad():
         classifier.head.weight.mul_(scale)
     return classifier
@@ -260,7 +260,7 @@ def test_nothing_of_the_model_changes() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(), nn.Flatten(), nn.Linear(144, 4)
-        classifier = Classifier(nn.Sequential(*layers), head="4")
+        classifier = Classifier(nn.Sequential(*layers), head="4", mean=0, std=1)
     classifier.model[1].eval()
     clean, labels, index = random_images(4).float() / 255, torch.arange(4), torch.arange(4)
     before, modes = classifier.fingerprint(), [module.training for module in classifier.modules()]

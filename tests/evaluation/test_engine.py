@@ -212,7 +212,8 @@ def test_peak_memory_sees_a_peak() -> None:
 
 
 def test_public_names_are_the_documented_ones_and_lazy() -> None:
-    names = {"Classifier", "SourceStatistics", "adapt", "evaluate", "PROTOCOLS", "Record", "checks"}
+    names = {"Classifier", "load_model", "zero_shot", "SourceStatistics", "adapt", "evaluate", "PROTOCOLS", "Record"}
+    names |= {"checks"}
     assert set(ttac.__all__) == names
     assert all(getattr(ttac, name) is not None for name in names)
     with pytest.raises(AttributeError, match="public names: Classifier"):

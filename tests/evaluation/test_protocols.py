@@ -26,7 +26,7 @@ def pairs(subject: checks.Subject, shift: int = 0) -> Pairs:
 def branched(branch: type[ContrastiveBranch] | type[RotationBranch]) -> Classifier:
     torch.manual_seed(0)
     network = ResNet(8, 4, width=4)
-    return Classifier(network, branch=branch(network.fc.in_features)).eval()
+    return Classifier(network, branch=branch(network.fc.in_features), mean=0, std=1).eval()
 
 
 def test_multi_pass_is_learning_on_every_epoch_and_then_predicting() -> None:
@@ -180,7 +180,7 @@ def test_without_its_branch_a_model_is_a_plain_classifier() -> None:
     adapter = subject.make()
     assert adapter.classifier.branch is None
     assert classifier.branch is not None  # the user's own is untouched
-    plain = Classifier(classifier.model).eval()
+    plain = Classifier(classifier.model, mean=0, std=1).eval()
     records = [
         ttac.evaluate(made.make(), pairs(subject), "N-O-SL") for made in (subject, checks.subject("ttac++", plain))
     ]
@@ -199,7 +199,7 @@ def test_modified_objectives_need_a_branch() -> None:
     with pytest.raises(ProtocolError, match="trained with a branch, and this one has none"):
         ttac.evaluate(subject.make(), pairs(subject), "Y-O-SL")
     for classifier, found in (
-        (Classifier(ResNet(8, 4, width=4)), "statistics"),
+        (Classifier(ResNet(8, 4, width=4), mean=0, std=1), "statistics"),
         (branched(RotationBranch), "statistics, rotation branch"),
     ):
         stats = SourceStatistics.rescale_weights(classifier)

@@ -28,7 +28,13 @@ def model(tmp_path: Path) -> ModelSpec:
     path = tmp_path / "model.safetensors"
     options = {"width": 4, "stem_stride": 2}
     classes = tuple(map(str, range(10)))
-    save_model(path, network, ModelDescription("resnet8", 10, 1, size=(32, 32), classes=classes, arch_options=options))
+    save_model(
+        path,
+        network,
+        ModelDescription(
+            "resnet8", 10, 1, size=(32, 32), classes=classes, arch_options=options, mean=(0.0,), std=(1.0,)
+        ),
+    )
     return ModelSpec(str(path))
 
 

@@ -40,7 +40,7 @@ def varied_subject(**options: Any) -> checks.Subject:
     images = torch.rand(3 * checks.WINDOW, 3, 1, 1, generator=generator).expand(-1, -1, 16, 16)
     images = 0.7 * images + 0.3 * torch.rand(images.shape, generator=generator)
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 4, width=4))
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1)
     with torch.no_grad():
         features = training(classifier.copy()).features(images)
         classifier.head.weight.mul_(3 / features.std())
@@ -203,7 +203,7 @@ def test_a_refused_step_leaves_no_trace() -> None:
 
 def test_half_precision_weights_are_followed() -> None:
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 4, width=4)).eval().bfloat16()
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval().bfloat16()
     subject = checks.subject("adacontrast", classifier, **PLAIN, lr=0.05)
     adapter = subject.make()
     slow = method_of(adapter).slow
@@ -214,7 +214,7 @@ def test_half_precision_weights_are_followed() -> None:
 
 
 def test_a_linear_head_alone_learns_too() -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 64, 4)), mean=0, std=1)
     adapter = ttac.adapt(classifier, "adacontrast", window=4, memory=8)
     assert adapter(torch.rand(9, 3, 8, 8)).shape == (9, 4)
     assert not torch.equal(adapter.classifier.head.weight, classifier.head.weight)

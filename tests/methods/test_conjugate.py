@@ -115,4 +115,4 @@ def test_options_are_checked_and_presets_hold(tiny_classifier: Classifier) -> No
     for preset in Conjugate.presets:
         assert ttac.adapt(tiny_classifier, "conjugate", preset=preset).options.source_loss == "poly"
     with pytest.raises(ValueError, match="the affine parameters of norm layers"):
-        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), "conjugate")
+        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0, std=1), "conjugate")

@@ -85,7 +85,7 @@ def test_statistics_are_asked_for_and_checked(tiny_classifier: Classifier) -> No
     ):
         ttac.adapt(tiny_classifier, "ttac++")
     torch.manual_seed(3)
-    other = Classifier(ResNet(8, 10, width=4))
+    other = Classifier(ResNet(8, 10, width=4), mean=0, std=1)
     with pytest.raises(ValueError, match="belong to the model"):
         ttac.adapt(other, "ttac++", stats=SourceStatistics.infer(tiny_classifier))
     with pytest.raises(TypeError, match=r"wrap it in ttac\.Classifier"):
@@ -239,7 +239,7 @@ def test_every_stretch_between_resets_is_a_fresh_adapters(method: str, size: int
 
 def test_tent_refuses_a_model_without_norm_layers() -> None:
     with pytest.raises(ValueError, match="this model has none"):
-        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), "tent")
+        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0, std=1), "tent")
 
 
 def test_bn_ends_at_the_statistics_of_the_stream() -> None:
@@ -388,7 +388,7 @@ def test_images_that_overflow_the_network_do_not_poison_it(method: str, options:
 
 def test_a_size_that_the_model_cannot_take_is_refused_and_the_right_one_still_goes() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 64, 3))
-    adapter = ttac.adapt(Classifier(network.eval()), "bn", window=4)
+    adapter = ttac.adapt(Classifier(network.eval(), mean=0, std=1), "bn", window=4)
     with pytest.raises(ValueError, match="the model does not take images of 3 x 9 x 9"):
         adapter(torch.rand(2, 3, 9, 9))
     assert adapter(torch.rand(6, 3, 8, 8)).shape == (6, 3)
@@ -403,7 +403,7 @@ def test_a_state_made_with_other_statistics_is_refused(tiny_classifier: Classifi
 
 
 def test_a_head_alone_has_no_backbone_to_adapt() -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0, std=1)
     with pytest.raises(ValueError, match="this model is a linear head alone"):
         ttac.adapt(classifier, "ttac", stats=SourceStatistics.rescale_weights(classifier))
 

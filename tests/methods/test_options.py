@@ -73,7 +73,7 @@ def test_a_warm_up_without_effect_is_refused() -> None:
 
 @pytest.mark.parametrize("method", ["ttac++", "tent", "shot", "bn"])
 def test_a_walk_bounds_the_steps_of_an_update_and_the_rate_goes_by_them(method: str) -> None:
-    classifier = Classifier(ResNet(8, 4, width=4))
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1)
     stats = SourceStatistics.infer(classifier) if method == "ttac++" else None
     adapter: Any = ttac.adapt(classifier, method, stats=stats, window=4, queue=16, walk=8, passes=2)
     seen = []
@@ -100,7 +100,7 @@ def test_a_walk_holds_a_window_and_fits_the_queue(walk: int) -> None:
     "norm", [lambda channels: nn.InstanceNorm2d(channels, affine=True), lambda channels: nn.GroupNorm(1, channels)]
 )
 def test_tent_takes_every_norm_that_has_affine_parameters(norm: Any) -> None:
-    adapter = ttac.adapt(Classifier(ResNet(8, 4, width=4, norm=norm)), "tent", window=4)
+    adapter = ttac.adapt(Classifier(ResNet(8, 4, width=4, norm=norm), mean=0, std=1), "tent", window=4)
     adapter(torch.rand(4, 3, 16, 16))
     assert adapter.parameters
     assert adapter.steps.taken == 1
@@ -171,7 +171,7 @@ def test_later_losses_are_part_of_the_step_and_come_when_the_first_are_different
 def test_strong_views_apart_come_when_the_activations_of_the_weak_ones_are_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    classifier = Classifier(ResNet(8, 4, width=4))
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1)
     stats = SourceStatistics.infer(classifier)
     adapter: Any = ttac.adapt(
         classifier, "ttac++", stats=stats, window=4, queue=0, passes=1, views="apart", agreement=0.0

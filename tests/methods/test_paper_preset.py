@@ -45,7 +45,7 @@ def source() -> tuple[Classifier, SourceStatistics]:
     """A small network that has learned the classes, and its statistics."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        classifier = Classifier(ResNet(8, CLASSES, width=4).double())
+        classifier = Classifier(ResNet(8, CLASSES, width=4).double(), mean=0, std=1)
     images, labels = draw(512, 0.1, 0)
     optimizer = torch.optim.Adam(classifier.parameters(), 3e-3)
     classifier.train()

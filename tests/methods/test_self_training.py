@@ -86,7 +86,7 @@ def test_it_learns_a_stream_that_it_is_mostly_right_about() -> None:
         F.cross_entropy(network(images), labels).backward()
         optimizer.step()
     options: dict[str, Any] = {"window": 32, "lr": 0.05, "tau_st": 0.8, "strong": "own-range", "operations": 0}
-    adapter = ttac.adapt(Classifier(network.eval()), "self-training", **options)
+    adapter = ttac.adapt(Classifier(network.eval(), mean=0, std=1), "self-training", **options)
     shifted = (images + 0.1).clamp(0, 1)
     losses = [float(F.cross_entropy(adapter.predict(shifted), labels))]
     adapter(shifted)
@@ -105,4 +105,4 @@ def test_options_are_checked(tiny_classifier: Classifier) -> None:
         with pytest.raises(ValueError, match=name):
             ttac.adapt(tiny_classifier, "self-training", **{name: value})
     with pytest.raises(ValueError, match="this model is a linear head alone"):
-        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2))), "self-training")
+        ttac.adapt(Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), mean=0, std=1), "self-training")

@@ -122,7 +122,7 @@ def test_labels_are_of_the_statistics_that_the_window_is_predicted_with(bn_clip:
     # Images of many colours under a faint light, which the stored statistics of a new network do not know.
     images = 0.1 * torch.rand(5 * 16, 3, 1, 1, generator=torch.Generator().manual_seed(0)).expand(-1, -1, 16, 16)
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 4, width=4)).eval()
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval()
     adapter = ttac.adapt(classifier, "shot", window=16, bn_clip=bn_clip, lr=1e-9)
     method = adapter.method
     assert isinstance(method, Shot)

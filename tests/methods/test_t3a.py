@@ -16,7 +16,7 @@ from ttac.model.networks import ResNet
 
 def network() -> Classifier:
     torch.manual_seed(0)
-    return Classifier(ResNet(8, 4, width=4)).eval()
+    return Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval()
 
 
 def prototypes_of(adapter: Adapter) -> PrototypeAnswers:

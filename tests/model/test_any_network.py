@@ -49,7 +49,7 @@ def test_timm_models_adapt_from_their_weights_alone(name: str) -> None:
 @pytest.mark.parametrize("method", ["tent", "ttac++"])
 def test_other_precisions(method: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 4, width=4)).eval().to(dtype)
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval().to(dtype)
     subject = checks.subject(method, classifier)
     checks.state_round_trips(subject)
     checks.one_class_survives(subject)
@@ -66,7 +66,7 @@ def test_other_precisions(method: str, dtype: torch.dtype) -> None:
 def test_a_thousand_classes_adapt_with_low_rank_anchors() -> None:
     torch.manual_seed(0)
     classes = 1000
-    classifier = Classifier(ResNet(8, classes, width=4)).eval()
+    classifier = Classifier(ResNet(8, classes, width=4), mean=0, std=1).eval()
     images = torch.rand(classes, 3, 8, 8)
     stats = SourceStatistics.collect(
         classifier, zip(images.split(250), torch.arange(classes).split(250), strict=True), family="low-rank", rank=3

@@ -73,7 +73,7 @@ class Functional(nn.Module):
     ],
 )
 def test_depths_are_found_by_structure(model: nn.Module, expected: list[str]) -> None:
-    classifier = Classifier(model, "3" if isinstance(model, nn.Sequential) and not expected else None)
+    classifier = Classifier(model, "3" if isinstance(model, nn.Sequential) and not expected else None, mean=0, std=1)
     assert list(depth_names(classifier)) == expected
     assert list(depth_names(classifier, torch.rand(2, 3, 32, 32))) == expected
     assert not any(module._forward_hooks for module in classifier.modules())
@@ -81,7 +81,9 @@ def test_depths_are_found_by_structure(model: nn.Module, expected: list[str]) ->
 
 def test_a_backbone_in_a_sequence_is_looked_into() -> None:
     backbone = ResNet(8, 3, width=4)
-    classifier = Classifier(nn.Sequential(nn.Identity(), _Maps(backbone), nn.Flatten(), nn.LazyLinear(3)), head="3")
+    classifier = Classifier(
+        nn.Sequential(nn.Identity(), _Maps(backbone), nn.Flatten(), nn.LazyLinear(3)), head="3", mean=0, std=1
+    )
     classifier.model(torch.zeros(1, 3, 32, 32))
     assert depth_names(classifier) == ("1.net.layer1.0", "1.net.layer2.0", "1.net.layer3.0")
 
@@ -96,7 +98,7 @@ class _Maps(nn.Module):
 
 
 def test_maps_of_one_position_tell_nothing_that_features_do_not() -> None:
-    classifier = Classifier(ResNet(8, 3, width=4))
+    classifier = Classifier(ResNet(8, 3, width=4), mean=0, std=1)
     assert depth_names(classifier, torch.rand(2, 3, 4, 4)) == ("layer1.0", "layer2.0")
 
 
@@ -116,7 +118,7 @@ def test_depths_of_other_libraries(
 ) -> None:
     package = pytest.importorskip("torchvision.models" if library == "torchvision" else "timm")
     make = package.get_model if library == "torchvision" else package.create_model
-    classifier = Classifier(make(name, num_classes=3, **options).eval())
+    classifier = Classifier(make(name, num_classes=3, **options).eval(), mean=0, std=1)
     images = torch.rand(2, 3, 64, 64)
     names = depth_names(classifier, images)
     assert len(names) == count

@@ -23,7 +23,7 @@ from ttac.model.networks import VisionTransformer
 def test_networks_have_their_shapes_and_sizes(arch: str, features: int, parameters: int) -> None:
     network = new_network(arch, 10)
     assert sum(parameter.numel() for parameter in network.parameters()) == parameters
-    classifier = Classifier(network).eval()
+    classifier = Classifier(network, mean=0, std=1).eval()
     with torch.no_grad():
         z, logits = classifier.features_and_logits(torch.rand(2, 3, 32, 32))
     assert (z.shape, logits.shape) == ((2, features), (2, 10))

@@ -126,7 +126,7 @@ class TestTheSamePredictions:
             def forward(self, pixels: Tensor) -> Tensor:
                 return 1.03 * super().forward(pixels)
 
-        tuned = Classifier(Scaled(nn.Flatten(), nn.Linear(768, 4)), head="1").tuned(autocast="bfloat16")
+        tuned = Classifier(Scaled(nn.Flatten(), nn.Linear(768, 4)), head="1", mean=0, std=1).tuned(autocast="bfloat16")
         with pytest.raises(HeadError, match="is not the model's output"):
             tuned(images)
 
@@ -137,7 +137,7 @@ class TestTheSamePredictions:
     def test_a_network_may_write_to_its_input(self, images: Tensor) -> None:
         network = nn.Sequential(nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(768, 4))
         shifted, before = images - 0.2, images - 0.2
-        for classifier in (Classifier(network), Classifier(network, mean=MEAN, std=STD)):
+        for classifier in (Classifier(network, mean=0, std=1), Classifier(network, mean=MEAN, std=STD)):
             adapter = ttac.adapt(classifier, "test")
             assert torch.equal(adapter.predict(shifted), adapter.predict(shifted))
         assert torch.equal(shifted, before)
@@ -151,7 +151,7 @@ class TestRefusals:
 
     def test_convolutions_that_channels_last_would_spoil(self) -> None:
         with pytest.raises(ValueError, match=r"layer2\.0\.downsample\.0 is a 1 x 1 convolution with a stride and"):
-            Classifier(ResNet(8, 10, width=4)).tuned(channels_last=True)
+            Classifier(ResNet(8, 10, width=4), mean=0, std=1).tuned(channels_last=True)
 
     @pytest.mark.parametrize(
         ("found", "expected"), [({"avx2": True}, False), ({"amx_bf16": True}, True), ({"bf16": False}, False)]
@@ -171,7 +171,9 @@ class TestRefusals:
 class TestCommands:
     @pytest.fixture
     def model(self, tmp_path: Path) -> str:
-        described = ModelDescription("resnet8", 10, 1, size=(32, 32), arch_options={"width": 16, "stem_stride": 2})
+        described = ModelDescription(
+            "resnet8", 10, 1, size=(32, 32), arch_options={"width": 16, "stem_stride": 2}, mean=(0.0,), std=(1.0,)
+        )
         save_model(tmp_path / "model.safetensors", ResNet(8, 10, channels=1, width=16, stem_stride=2), described)
         return str(tmp_path / "model.safetensors")
 

@@ -30,7 +30,7 @@ def network() -> Classifier:
         layer.bias.zero_()
         head.weight.copy_(8 * torch.eye(CLASSES, WIDTH))
         head.bias.zero_()
-    return Classifier(nn.Sequential(nn.Flatten(), layer, head), head="2").eval()
+    return Classifier(nn.Sequential(nn.Flatten(), layer, head), head="2", mean=0, std=1).eval()
 
 
 def parts(candidate: Classifier) -> tuple[nn.Linear, nn.Linear]:

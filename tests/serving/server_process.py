@@ -31,9 +31,11 @@ def save_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = ResNet(8, len(classes), width=width)
-    description = ModelDescription("resnet8", len(classes), size=size, classes=classes, arch_options={"width": width})
+    description = ModelDescription(
+        "resnet8", len(classes), size=size, classes=classes, arch_options={"width": width}, mean=(0.0,), std=(1.0,)
+    )
     save_model(path, network, description)
-    return Classifier(network).eval()
+    return Classifier(network, mean=0, std=1).eval()
 
 
 def free_port() -> int:

@@ -207,7 +207,7 @@ def trained() -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = (nn.Conv2d(3, 8, 3, 2, 1), nn.BatchNorm2d(8), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
-        classifier = Classifier(nn.Sequential(*layers, nn.Linear(32, CLASSES)), head="5")
+        classifier = Classifier(nn.Sequential(*layers, nn.Linear(32, CLASSES)), head="5", mean=0, std=1)
     images, labels = shapes(256, seed=0)
     optimiser = torch.optim.Adam(classifier.parameters(), 0.02)
     for _ in range(60):

@@ -32,7 +32,7 @@ def scaled(classifier: Classifier, factor: float) -> dict[str, torch.Tensor]:
 def linear() -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3))).eval()
+        return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)), mean=0, std=1).eval()
 
 
 @pytest.fixture

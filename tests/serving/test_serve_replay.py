@@ -33,7 +33,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         torch.manual_seed(0)
         network = ResNet(8, 10, channels=1, width=4, stem_stride=2)
     options = {"width": 4, "stem_stride": 2}
-    described = ModelDescription("resnet8", 10, 1, size=(32, 32), classes=tuple(DIGITS), arch_options=options)
+    described = ModelDescription(
+        "resnet8", 10, 1, size=(32, 32), classes=tuple(DIGITS), arch_options=options, mean=(0.0,), std=(1.0,)
+    )
     save_model(path, network, described)
     return path
 

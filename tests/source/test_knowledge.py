@@ -119,7 +119,7 @@ def test_knowledge_of_another_model_and_twice_the_same_kind_are_refused(
 
 def test_the_conformance_suite_takes_it(fisher: Fisher) -> None:
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 4, width=4)).eval()
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval()
     own = {name: torch.ones_like(value) for name, value in ttac.adapt(classifier, "tent").parameters.items()}
     checks.run_all(HeldTent, classifier, side=8, knowledge=[Fisher(own)])
 

@@ -23,7 +23,7 @@ def trainee(objective: Objective) -> Classifier:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ResNet(8, 3, width=4)
-        return Classifier(network, branch=objective.new_branch(16)).train()
+        return Classifier(network, branch=objective.new_branch(16), mean=0, std=1).train()
 
 
 @pytest.fixture

@@ -72,7 +72,7 @@ def test_depths_equal_numpy_over_all_vectors(
 
 def test_tokens_are_vectors_too() -> None:
     torch.manual_seed(0)
-    classifier = Classifier(VisionTransformer(10, width=12, depth=2)).eval().double()
+    classifier = Classifier(VisionTransformer(10, width=12, depth=2), mean=0, std=1).eval().double()
     stats = SourceStatistics.collect(classifier, batches(20, side=32))
     images = torch.cat([images for images, _ in batches(20, side=32)]).double()
     for name, found in stats.depths.items():
@@ -134,7 +134,7 @@ def test_small_windows_are_scaled_and_what_cannot_be_run_has_no_floor(
     for name in NAMES:
         assert whole.floors[name] == pytest.approx(unscaled.floors[name] * 120 / 256)
     monkeypatch.setattr(depths, "PIXELS", 16 * 16)  # one image in a window, and one position before the norm
-    narrow = Classifier(nn.Sequential(*_NARROW)).eval()
+    narrow = Classifier(nn.Sequential(*_NARROW), mean=0, std=1).eval()
     stats = SourceStatistics.collect(narrow, batches())
     assert tuple(stats.depths) == ("0", "1")
     assert not stats.floors
@@ -229,7 +229,9 @@ def test_a_dead_depth_is_left_out(tiny_classifier: Classifier) -> None:
 
 
 def test_networks_without_maps_have_no_depths() -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 10)), head="3")
+    classifier = Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 10)), head="3", mean=0, std=1
+    )
     stats = SourceStatistics.collect(classifier, batches())
     assert not stats.depths
     assert tuple(stats.floors) == ("classes", "overall")
@@ -237,7 +239,7 @@ def test_networks_without_maps_have_no_depths() -> None:
 
 def test_half_precision_and_autocast_collect_the_same_roughly() -> None:
     torch.manual_seed(0)
-    classifier = Classifier(ResNet(8, 10, width=4)).eval()
+    classifier = Classifier(ResNet(8, 10, width=4), mean=0, std=1).eval()
     exact = SourceStatistics.collect(classifier, batches())
     for other in (classifier.copy().to(torch.bfloat16), classifier.tuned(autocast="bfloat16")):
         found = SourceStatistics.collect(other, batches())

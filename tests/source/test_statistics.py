@@ -117,7 +117,7 @@ def test_grouping_by_prediction(tiny_classifier: Classifier) -> None:
         SourceStatistics.collect(tiny_classifier, [images])
     # Give the head a bias that makes every class win somewhere: predictions are then a grouping of their own.
     assert len(predictions.unique()) < 10
-    two = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, 2)))
+    two = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 256, 2)), mean=0, std=1)
     with torch.no_grad():
         two.head.bias.zero_()
         two.head.weight.copy_(two.head.weight - two.head.weight.mean(1, keepdim=True))
@@ -157,7 +157,10 @@ def test_bad_loaders_are_refused(tiny_classifier: Classifier) -> None:
 def test_inference_knows_signed_features(tiny_classifier: Classifier) -> None:
     assert SourceStatistics.infer(tiny_classifier).classes.mean.min() >= 0  # ends in a ReLU
     signed = Classifier(
-        nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6), nn.LayerNorm(6), nn.Linear(6, 4)), head="3"
+        nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 6), nn.LayerNorm(6), nn.Linear(6, 4)),
+        head="3",
+        mean=0,
+        std=1,
     )
     assert SourceStatistics.infer(signed).classes.mean.min() < 0
 
@@ -177,13 +180,13 @@ def test_statistics_of_another_model_are_refused_with_both_fingerprints(
     path = tmp_path / "stats.safetensors"
     SourceStatistics.infer(tiny_classifier).save(path)
     torch.manual_seed(7)
-    other = Classifier(ResNet(8, 10, width=4))
+    other = Classifier(ResNet(8, 10, width=4), mean=0, std=1)
     with pytest.raises(ValueError, match="belong to the model") as caught:
         SourceStatistics.load(path, other)
     assert tiny_classifier.fingerprint() in str(caught.value)
     assert other.fingerprint() in str(caught.value)
     with pytest.raises(ValueError, match="10 classes and 16 features; the classifier has 7 and 16"):
-        SourceStatistics.load(path, Classifier(ResNet(8, 7, width=4)))
+        SourceStatistics.load(path, Classifier(ResNet(8, 7, width=4), mean=0, std=1))
 
 
 def test_damaged_files_are_refused_by_name(tiny_classifier: Classifier, tmp_path: Path) -> None:

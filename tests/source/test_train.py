@@ -102,7 +102,7 @@ def test_a_trainer_goes_on_from_its_state_wherever_that_was_taken(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1)
             layers = nn.Flatten(), nn.Linear(192, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2)
-            classifier = Classifier(nn.Sequential(*layers), head="4")
+            classifier = Classifier(nn.Sequential(*layers), head="4", mean=0, std=1)
         return Trainer(classifier, CrossEntropy(), two_kinds(), recipe, precision=precision)
 
     whole = start()
@@ -133,7 +133,7 @@ def test_a_share_of_each_batch_is_under_strong_views(share: float, strong: int) 
             seen.append(batch)
             return super().losses(classifier, batch, generator)
 
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 2)), mean=0, std=1)
     trainer = Trainer(classifier, Watching(), data, Recipe(epochs=1, batch=8, strong=share))
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(len(data), generator=generator)
@@ -157,7 +157,7 @@ def test_a_share_of_each_batch_is_under_strong_views(share: float, strong: int) 
 def test_training_does_not_touch_the_callers_randomness() -> None:
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 2)), mean=0, std=1)
     torch.set_rng_state(before)
     trainer = Trainer(classifier, CrossEntropy(), two_kinds(), Recipe(epochs=1, batch=8))
     trainer.step()
@@ -166,7 +166,7 @@ def test_training_does_not_touch_the_callers_randomness() -> None:
 
 @pytest.mark.parametrize("steps", range(1, 12))
 def test_the_schedule_takes_any_number_of_steps(steps: int) -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), mean=0, std=1)
     trainer = Trainer(classifier, CrossEntropy(), two_kinds(8), Recipe(epochs=steps, batch=8))
     while not trainer.finished:
         trainer.step()
@@ -174,7 +174,7 @@ def test_the_schedule_takes_any_number_of_steps(steps: int) -> None:
 
 
 def test_a_diverging_loss_is_said_to_diverge() -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), mean=0, std=1)
     trainer = Trainer(classifier, CrossEntropy(), two_kinds(), Recipe(epochs=1, batch=8, lr=1e38))
     while not trainer.finished:
         trainer.step()
@@ -193,7 +193,7 @@ def test_precision_is_mixed_where_it_pays(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_branch_that_is_missing_is_named() -> None:
-    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), mean=0, std=1)
     with pytest.raises(ValueError, match=r"ce\+rotation needs the branch rotation; the classifier has None"):
         Trainer(classifier, make_objective("ce+rotation"), two_kinds(), Recipe(epochs=1, batch=8))
 

@@ -41,7 +41,7 @@ def test_training_learns_and_repeats_itself() -> None:
 def test_training_refuses_too_few_images() -> None:
     images, labels = two_kinds(8)
     with pytest.raises(ValueError, match="8 images do not fill one batch of 128: lower batch"):
-        train_source(Classifier(ResNet(8, 2, width=4)), images, labels, Recipe(epochs=1))
+        train_source(Classifier(ResNet(8, 2, width=4), mean=0, std=1), images, labels, Recipe(epochs=1))
 
 
 def test_depth_must_fit_the_blocks() -> None:

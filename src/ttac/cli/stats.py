@@ -34,7 +34,7 @@ class InferJob(Checked):
     out: Path = setting(help="statistics to write", output="file")
 
 
-def collect(job: CollectJob, _console: Console) -> None:
+def collect(job: CollectJob, console: Console) -> None:
     """Collect statistics from a folder of source images."""
     import torch
 
@@ -42,6 +42,7 @@ def collect(job: CollectJob, _console: Console) -> None:
     from ttac.source.statistics import SourceStatistics
 
     loaded = job.model.load()
+    loaded.tell(console)
     classifier, description = loaded.classifier, loaded.description
     files = list_images(job.images)
     unreadable: list[str] = []
@@ -70,11 +71,13 @@ def collect(job: CollectJob, _console: Console) -> None:
     )
 
 
-def infer(job: InferJob, _console: Console) -> None:
+def infer(job: InferJob, console: Console) -> None:
     """Infer statistics from the head."""
     from ttac.source.statistics import SourceStatistics
 
-    stats = SourceStatistics.infer(job.model.load().classifier)
+    loaded = job.model.load()
+    loaded.tell(console)
+    stats = SourceStatistics.infer(loaded.classifier)
     stats.save(job.out)
     classes, features = stats.classes.mean.shape
     print(f"{job.out}: {classes} classes and {features} features, inferred from the head (source-free)")

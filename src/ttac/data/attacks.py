@@ -54,7 +54,7 @@ def pgd(classifier: Classifier, images: Tensor, labels: Tensor, options: PGDOpti
     to the ball around the clean image and to [0, 1]. The start depends on the seed and on `index [N]` alone, the places
     of the images in their data set. The model runs in eval mode, and nothing of it changes.
 
-    >>> classifier = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+    >>> classifier = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mean=0, std=1)
     >>> clean = torch.full((1, 3, 2, 2), 0.5)
     >>> changed = pgd(classifier, clean, torch.tensor([0]), PGDOptions("linf", 0.1, 0.05), torch.tensor([0]))
     >>> torch.equal((changed - clean).abs().round(decimals=4), torch.full_like(clean, 0.1))

@@ -56,5 +56,7 @@ def check_every_class_is_there(data: LabelledImages) -> None:
 def replace_head(model: LoadedModel, num_classes: int) -> None:
     """Put an untrained head for other classes in the place of the trained one."""
     owner, _, name = model.classifier.head_name.rpartition(".")
-    head = nn.Linear(model.classifier.feature_dim, num_classes, model.classifier.head.bias is not None)
+    width, has_bias = model.classifier.feature_dim, model.classifier.head.bias is not None
+    linear = isinstance(model.classifier.head, nn.Linear)
+    head = nn.Linear(width, num_classes, has_bias) if linear else nn.Conv2d(width, num_classes, 1, bias=has_bias)
     setattr(model.classifier.model.get_submodule(owner), name, head)

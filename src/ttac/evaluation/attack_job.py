@@ -59,6 +59,7 @@ class Tally:
 
 def run_attack(job: AttackJob, console: Console) -> None:
     """Do the job, or the rest of it."""
+    job.loaded.tell(console)
     data = read_for(job.loaded.description, find_data(job.data), job.split).some(job.samples)
     check_size(job.loaded.classifier, data.size)
     arrays = ArrayJob(job.out, FORMAT, (IMAGES,), _settings(job, data), data, console)

@@ -65,7 +65,7 @@ def subject(
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        classifier = classifier or Classifier(ResNet(8, 4, width=4)).eval()
+        classifier = classifier or Classifier(ResNet(8, 4, width=4), mean=0, std=1).eval()
     generator = torch.Generator().manual_seed(1)
     images = torch.rand(5 * WINDOW + WINDOW // 2, classifier.channels, side, side, generator=generator)
     found = find_method(method) if isinstance(method, str) else method

@@ -22,6 +22,7 @@ from ttac.evaluation.metrics import DomainErrorMeter, ErrorMeter, LatencyMeter, 
 from ttac.evaluation.protocols import Protocol, ProtocolError, check_epochs, check_protocol, get_protocol
 from ttac.evaluation.records import Record
 from ttac.model.inputs import check_labels
+from ttac.model.pixel_check import warn_of_pixels
 
 Kept = TypeVar("Kept")
 # Closed where a walk ends, however it ends: a stream that reads ahead stops then, and not when an error is forgotten.
@@ -78,6 +79,7 @@ class StreamWalk:
         self.walked = 0  # samples of all passes
         self.batch_sizes: set[int] = set()
         self._already_seen = adapter.samples_seen
+        self._pixels_checked = adapter.samples_seen > 0
         self._latency = {"predict": LatencyMeter(), "update": LatencyMeter()}
         self._memory = PeakMemory(adapter.classifier.device)
         self._losses: list[tuple[int, dict[str, float]]] = []
@@ -96,6 +98,9 @@ class StreamWalk:
         Benchmarks do not ask for that: their streams are cut anywhere, and records of full windows can be compared.
         """
         for images, kept in stream:
+            if not self._pixels_checked:
+                warn_of_pixels(self.adapter.classifier, images)
+                self._pixels_checked = True
             started = time.perf_counter()
             logits = self._give(images, purpose, ends())
             spent = time.perf_counter() - started
@@ -196,7 +201,7 @@ def evaluate(
     >>> import torch
     >>> from ttac.model.classifier import Classifier
     >>> from ttac.methods.registry import adapt
-    >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+    >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mean=0, std=1)
     >>> stream = [(torch.rand(4, 3, 2, 2), torch.tensor([0, 1, 0, 1]))]
     >>> evaluate(adapt(clf, "test"), stream, protocol="N-O-SF").samples
     4

@@ -83,11 +83,12 @@ class PreparedMethod:
         }
 
     def adapter(self, console: Console, keep: Path | None = None) -> Adapter:
-        """Make the adapter, and say which options and statistics it has that nobody has named.
+        """Make the adapter, and say how the model was read, and which options and statistics nobody has named.
 
         Raises an error where the protocol does not allow it. Statistics that have to be inferred are kept in the file
         `keep`, and read from there the next time.
         """
+        self.model.tell(console)
         if self._told:
             named = ", ".join(f"{name} is {value}" for name, value in self._told.items())
             console.print(f"{named}, as the bundle was trained", markup=False)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import pkgutil
-import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
@@ -15,7 +13,7 @@ from typing import Any, TypeVar
 
 from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.method import Method
-from ttac.common.files import text_hash
+from ttac.common.imports import file_and_name, import_file
 from ttac.common.lookup import pick
 from ttac.model.classifier import Classifier
 from ttac.source.knowledge import Knowledge, by_kind
@@ -61,9 +59,8 @@ def find_method(name: str) -> type[Method]:
     >>> find_method("bn").capabilities.title
     'BN'
     """
-    file, colon, attribute = name.rpartition(":")
-    if colon and file.endswith(".py"):
-        return _from_file(Path(file), attribute)
+    if (place := file_and_name(name)) is not None:
+        return _from_file(*place)
     if name.endswith(".py"):
         raise ValueError(f"say which class of {name} is the method: {name}:Class")
     return pick(name, methods(), "method")
@@ -72,18 +69,7 @@ def find_method(name: str) -> type[Method]:
 def _from_file(file: Path, attribute: str) -> type[Method]:
     if not file.is_file():
         raise FileNotFoundError(f"no file {file} to take the method {attribute} from")
-    name = f"ttac_method_{text_hash([str(file.resolve())])}_{file.stem}"
-    if name not in sys.modules:
-        spec = importlib.util.spec_from_file_location(name, file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise ValueError(f"{file} could not be imported: {type(error).__name__}: {error}") from error
-    return _method(getattr(sys.modules[name], attribute, None), f"{attribute} in {file}")
+    return _method(getattr(import_file(file), attribute, None), f"{attribute} in {file}")
 
 
 def _method(found: object, where: str) -> type[Method]:
@@ -107,7 +93,7 @@ def adapt(
     `knowledge` whatever else is known of it; both are used by methods that ask for them.
 
     >>> import torch
-    >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+    >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mean=0, std=1)
     >>> adapt(clf, "test")(torch.rand(4, 3, 2, 2)).shape
     torch.Size([4, 2])
     """

@@ -16,24 +16,32 @@ from ttac.model.heads import (
     first_parameter,
     input_channels,
     output_logits,
-    pretrained_config,
     probe_logits,
+    same_logits,
 )
 from ttac.model.inputs import ImageInput
+from ttac.model.pixels import pixels_of
+from ttac.model.pooled_head import PooledHead, head_of, pooled
 from ttac.model.speed import Precision, Speed
 from ttac.model.tensors import hash_tensors
+
+NEED_LOGITS_ALONE = ("test", "bn", "tent", "conjugate")  # a test holds this to the registry
 
 
 class Classifier(nn.Module):
     """A network as `features(x): [N, C, H, W] -> [N, D]` and `logits(z): [N, D] -> [N, K]`.
 
-    `mean` and `std` normalise pixels inside; without them timm's `pretrained_cfg` is asked, and a model that has none
-    is taken to want raw [0, 1] pixels. Images have as many channels as `mean` and `std` given here, else as the first
-    convolution takes. `head` is the dotted name of the final linear layer, found where it is not given; a model that
-    has none can still be used by methods that need logits alone. `branch` is the auxiliary head that the network was
-    trained with, if any; nothing here uses it but methods that ask for it.
+    `mean` and `std` normalise pixels inside, one number for all channels or one for each; without them timm's
+    `pretrained_cfg` is asked, and a model that has none is refused: `mean=0, std=1` says that it takes raw pixels.
+    Images have as many channels as `mean` and `std` given here, else as the first convolution takes.
 
-    >>> clf = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3)), head="3")
+    `head` is the dotted name of the final layer, found where it is not given: a linear one, or a 1 x 1 convolution
+    whose output is averaged over positions. A model that has none can still be used by methods that need logits alone.
+    `branch` is the auxiliary head that the network was trained with, if any; nothing here uses it but methods that ask
+    for it.
+
+    >>> model = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 3))
+    >>> clf = Classifier(model, head="3", mean=0, std=1)
     >>> clf
     Classifier(Sequential, head '3': 8 features, 3 classes)
     >>> clf.features(torch.rand(5, 3, 2, 2)).shape, clf(torch.rand(5, 3, 2, 2)).shape
@@ -45,8 +53,8 @@ class Classifier(nn.Module):
         model: nn.Module,
         head: str | None = None,
         *,
-        mean: Sequence[float] | None = None,
-        std: Sequence[float] | None = None,
+        mean: float | Sequence[float] | None = None,
+        std: float | Sequence[float] | None = None,
         branch: Branch | None = None,
     ) -> None:
         super().__init__()
@@ -58,11 +66,9 @@ class Classifier(nn.Module):
         self.branch = branch
         self._headless: str | None = None  # why there is no linear head
         self._find_head(head)
-        config = pretrained_config(model)
         # timm's mean keeps three values whatever `in_chans` is, and the first convolution may see patches of pixels.
         by_hand = _channels_of(mean, std)
-        mean = mean if mean is not None else config.get("mean")
-        std = std if std is not None else config.get("std")
+        mean, std = pixels_of(model, mean, std)
         channels = by_hand or input_channels(model) or _channels_of(mean, std)
         self.input = ImageInput(mean, std, channels, first_parameter(model).device)
         self.speed = Speed()
@@ -91,16 +97,14 @@ class Classifier(nn.Module):
         return first_parameter(self.model).dtype
 
     @property
-    def head(self) -> nn.Linear:
-        """The final linear layer; raises where the model has none."""
+    def head(self) -> nn.Linear | PooledHead:
+        """The final layer; raises where there is none that is linear in features `[N, D]`."""
         if self._headless is not None:
             raise HeadError(
-                "this needs a linear head, and the model has none: use a method that needs logits alone, such as bn or "
-                f"tent. {self._headless}"
+                "this needs a linear head, and the model has none: use a method that needs logits alone "
+                f"({', '.join(NEED_LOGITS_ALONE)}). {self._headless}"
             )
-        head = self.model.get_submodule(self.head_name)
-        assert isinstance(head, nn.Linear)
-        return head
+        return head_of(self.model, self.head_name)
 
     @property
     def has_linear_head(self) -> bool:
@@ -144,8 +148,7 @@ class Classifier(nn.Module):
 
     def logits(self, features: Tensor) -> Tensor:
         """Apply the head alone: `[N, D] -> [N, K]`."""
-        logits: Tensor = self.head(features)
-        return logits
+        return self.head(features)
 
     def forward(self, images: Tensor) -> Tensor:
         """Compute the logits of raw images in [0, 1]: `[N, C, H, W] -> [N, K]`."""
@@ -163,7 +166,9 @@ class Classifier(nn.Module):
         pixels = self.input.normalise(images, self.dtype)
         seen: list[Tensor] = []
         # The hook lives for this call alone, so a copy of the model never carries a hook of the original.
-        handle = self.head.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+        head = self.head
+        layer = head.layer if isinstance(head, PooledHead) else head
+        handle = layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
         try:
             with self.speed.precision(self.device):
                 output = output_logits(self.model(pixels))
@@ -171,9 +176,10 @@ class Classifier(nn.Module):
             handle.remove()
         if len(seen) != 1:
             raise HeadError(f"the head {self.head_name!r} runs {len(seen)} times in a forward pass; it must run once")
+        features = pooled(seen[0]) if isinstance(head, PooledHead) else seen[0]
         if not self._verified and len(output):
-            self._verify(seen[0], output)
-        return self._widened(seen[0]), self._widened(output)
+            self._verify(features, output)
+        return self._widened(features), self._widened(output)
 
     def _widened(self, output: Tensor) -> Tensor:
         """Undo what autocast has narrowed: losses, statistics and filters are computed in the model's precision."""
@@ -197,10 +203,7 @@ class Classifier(nn.Module):
             )
         with torch.no_grad():
             again = self.logits(features)
-            # Relative to the largest logit: a fixed tolerance would let any layer pass where all logits are small.
-            rtol = 1e-4 if output.dtype in (torch.float32, torch.float64) else 5e-2
-            atol = rtol * float(output.nan_to_num().abs().max())
-        if again.shape != output.shape or not torch.allclose(again, output, rtol, atol, equal_nan=True):
+        if not same_logits(again, output):
             raise HeadError(
                 f"the output of {self.head_name!r} is not the model's output (something follows it, or another layer "
                 "is the head): name the final layer with head=..."
@@ -238,7 +241,7 @@ class Classifier(nn.Module):
         `channels_last` lays the weights out for convolutions of many channels; `autocast="bfloat16"` computes forward
         passes in that precision, for processors with the instructions.
 
-        >>> clf = Classifier(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2)))
+        >>> clf = Classifier(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten(), nn.Linear(32, 2)), mean=0, std=1)
         >>> clf.tuned(channels_last=True).fingerprint() == clf.fingerprint()
         True
         """
@@ -249,6 +252,7 @@ class Classifier(nn.Module):
         return copied.to(memory_format=torch.channels_last) if channels_last else copied  # type: ignore[call-overload]
 
 
-def _channels_of(*vectors: Sequence[float] | None) -> int | None:
+def _channels_of(*vectors: float | Sequence[float] | None) -> int | None:
     """The longest of some means and standard deviations, None where none has a value for each channel."""
-    return max((len(vector) for vector in vectors if vector is not None and len(vector) > 1), default=None)
+    lengths = [torch.as_tensor(vector).numel() for vector in vectors if vector is not None]
+    return max((length for length in lengths if length > 1), default=None)

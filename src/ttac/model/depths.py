@@ -33,7 +33,7 @@ def depth_names(classifier: Classifier, images: Tensor | None = None) -> tuple[s
     without them a size that the model accepts is looked for.
 
     >>> from ttac.model.networks import ResNet
-    >>> depth_names(Classifier(ResNet(8, 10, width=4)))
+    >>> depth_names(Classifier(ResNet(8, 10, width=4), mean=0, std=1))
     ('layer1.0', 'layer2.0', 'layer3.0')
     """
     usable = _usable(classifier, images)
@@ -75,7 +75,7 @@ def recorded(classifier: Classifier, names: tuple[str, ...]) -> Iterator[dict[st
     """Keep what the named modules put out in the last pass, by name: `[N, C, H, W]` or `[N, T, C]`.
 
     >>> from ttac.model.networks import ResNet
-    >>> classifier = Classifier(ResNet(8, 10, width=4))
+    >>> classifier = Classifier(ResNet(8, 10, width=4), mean=0, std=1)
     >>> with recorded(classifier, ("layer3.0",)) as outputs:
     ...     _ = classifier(torch.zeros(2, 3, 8, 8))
     >>> outputs["layer3.0"].shape

@@ -1,4 +1,4 @@
-"""Find the final linear layer of any network, by convention first and by a probe pass where conventions are silent."""
+"""Find the final layer of any network, by convention first and by a probe pass where conventions are silent."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
 
 from ttac.common.lookup import some
+from ttac.model.pixels import pretrained_config
+from ttac.model.pooled_head import pooled
 
 # torchvision: fc, classifier, heads.head, head; timm: get_classifier(); transformers: classifier, head; plain: linear.
 USUAL_NAMES = ("fc", "classifier", "head", "linear", "heads", "heads.head", "head.fc")
@@ -17,18 +21,26 @@ PROBE_SIDES = (32, 224, 28, 64, 96, 128, 256, 384)
 
 
 class HeadError(ValueError):
-    """No usable final linear layer was found; the message lists what was tried."""
+    """No usable final layer was found; the message lists what was tried."""
 
 
 def output_logits(output: Any) -> Tensor:
-    """Take the logits out of what a model returns: a tensor, or an object with `.logits`.
+    """Take the logits out of what a model returns: a tensor, `.logits`, "logits" or "out" of a dict, the first one.
 
-    >>> output_logits(torch.zeros(2, 3)).shape
-    torch.Size([2, 3])
+    >>> output_logits({"out": torch.zeros(2, 3)}).shape, output_logits((torch.zeros(2, 3), None)).shape
+    (torch.Size([2, 3]), torch.Size([2, 3]))
     """
     logits = getattr(output, "logits", output)
+    if isinstance(logits, Mapping):
+        logits = next((logits[key] for key in ("logits", "out") if key in logits), output)
+    elif isinstance(logits, tuple | list) and logits and isinstance(logits[0], Tensor) and logits[0].ndim == 2:
+        logits = logits[0]
     if not isinstance(logits, Tensor):
-        raise HeadError(f"the model returns {type(output).__name__}; expected a tensor or an object with .logits")
+        kind = f"dict of {some(list(output))}" if isinstance(output, Mapping) else type(output).__name__
+        raise HeadError(
+            f"the model returns {kind}; expected a tensor, an object with .logits, a dict with 'logits' or 'out', or a "
+            "tuple whose first element is [N, K]: wrap it in a module that returns the logits"
+        )
     return logits
 
 
@@ -48,16 +60,6 @@ def first_parameter(model: nn.Module) -> nn.Parameter:
     torch.bfloat16
     """
     return next(parameter for parameter in model.parameters() if parameter.is_floating_point())
-
-
-def pretrained_config(model: nn.Module) -> Mapping[str, Any]:
-    """Read timm's `pretrained_cfg`, a dict or a dataclass; other models have an empty one.
-
-    >>> pretrained_config(nn.Linear(4, 2))
-    {}
-    """
-    config = getattr(model, "pretrained_cfg", None) or {}
-    return config if isinstance(config, Mapping) else vars(config)
 
 
 def probe_images(model: nn.Module) -> Tensor:
@@ -95,7 +97,7 @@ def probe_logits(model: nn.Module) -> Tensor:
 
 
 def find_head(model: nn.Module, name: str | None = None) -> str:
-    """Return the dotted name of the final linear layer.
+    """Return the dotted name of the final layer: a linear one, or a 1 x 1 convolution that acts as one.
 
     >>> find_head(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     '1'
@@ -112,7 +114,7 @@ def find_head(model: nn.Module, name: str | None = None) -> str:
     linears = _linear_layers(model)
     if len(linears) == 1 and not usual:
         return linears[0]
-    return _probed_head(model, linears, usual)
+    return _probed_head(model, [*linears, *_pointwise_layers(model)], usual)
 
 
 @contextmanager
@@ -154,19 +156,67 @@ def _probe_shapes(model: nn.Module) -> Iterator[tuple[int, int, int]]:
             yield channels, side, side
 
 
-def _reason_against(module: nn.Module) -> str | None:
-    if isinstance(module, nn.Linear):
+def _is_pointwise(module: nn.Module) -> bool:
+    kind = (module.kernel_size, module.stride, module.groups) if isinstance(module, nn.Conv2d) else None
+    return kind == ((1, 1), (1, 1), 1) and module.padding in ((0, 0), "valid", "same")
+
+
+def _reason_against(model: nn.Module, name: str) -> str | None:
+    """Say why a layer is no head, None where it may be one."""
+    module = model.get_submodule(name)
+    if isinstance(module, nn.Linear) or (_is_pointwise(module) and _acts_linearly(model, name)):
         return None
+    if _is_pointwise(module):
+        return (
+            "is a convolution that is no linear layer on averaged features (something such as an activation stands "
+            "between it and the average)"
+        )
     if isinstance(module, nn.Conv2d):
-        return "is a convolution; only linear heads have the class means that anchors need"
+        return "is a convolution of more than single positions; only linear heads have the class means of anchors"
     if isinstance(module, nn.Identity):
         return "is an identity; build the model with its classification layer (num_classes > 0)"
     return f"is a {type(module).__name__}, not a linear layer"
 
 
+def _acts_linearly(model: nn.Module, name: str) -> bool:
+    """Try whether the output of a 1 x 1 convolution, averaged over positions, is the model's output.
+
+    With random weights in its place: those of the model may be such that an activation behind it does nothing.
+    """
+    layer, seen = model.get_submodule(name), []
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        f"{name}.{key}": torch.randn(value.shape, generator=generator).to(value)
+        for key, value in layer.named_parameters()
+    }
+    handle = layer.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0]))
+    try:
+        images = probe_images(model)
+        seen.clear()
+        with evaluating(model), torch.no_grad():
+            output = output_logits(functional_call(model, weights, (images,)))
+            if len(seen) != 1 or seen[0].ndim != 4:
+                return False
+            weight, bias = weights[f"{name}.weight"][:, :, 0, 0], weights.get(f"{name}.bias")
+            expected = F.linear(pooled(seen[0]), weight, bias)
+    except HeadError:
+        return False
+    finally:
+        handle.remove()
+    return same_logits(expected, output)
+
+
+def same_logits(first: Tensor, second: Tensor) -> bool:
+    """Whether two ways to compute the same logits agree, but for rounding."""
+    # Relative to the largest logit: a fixed tolerance would let any layer pass where all logits are small.
+    rtol = 1e-4 if second.dtype in (torch.float32, torch.float64) else 5e-2
+    atol = rtol * float(second.detach().nan_to_num().abs().max())
+    return first.shape == second.shape and torch.allclose(first, second, rtol, atol, equal_nan=True)
+
+
 def _named_head(model: nn.Module, name: str) -> str:
     try:
-        reason = _reason_against(model.get_submodule(name))
+        reason = _reason_against(model, name)
     except AttributeError:
         reason = "does not exist"
     if reason is None:
@@ -184,11 +234,12 @@ def _timm_head(model: nn.Module) -> str | None:
             f"get_classifier() gives {len(head)} heads, whose outputs a distilled model averages: "
             "use the variant without distillation"
         )
-    if isinstance(head, nn.Conv2d | nn.Identity):
-        raise HeadError(f"the layer that get_classifier() gives {_reason_against(head)}")
-    return next(
-        (name for name, module in model.named_modules() if module is head and isinstance(head, nn.Linear)), None
-    )
+    name = next((name for name, module in model.named_modules() if module is head), None)
+    if name is None or not isinstance(head, nn.Linear | nn.Conv2d | nn.Identity):
+        return None
+    if (reason := _reason_against(model, name)) is not None:
+        raise HeadError(f"the layer that get_classifier() gives {reason}")
+    return name
 
 
 def _usual_layer(model: nn.Module, name: str) -> tuple[str, nn.Module] | None:
@@ -208,19 +259,23 @@ def _linear_layers(model: nn.Module) -> list[str]:
     return [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _probed_head(model: nn.Module, linears: list[str], usual: dict[str, nn.Module]) -> str:
-    """Choose the linear layer whose output is the model's output in a probe pass."""
-    seen = [f"{name!r} {_reason_against(layer) or 'is a linear layer'}" for name, layer in usual.items()]
+def _pointwise_layers(model: nn.Module) -> list[str]:
+    return [name for name, module in model.named_modules() if _is_pointwise(module)]
+
+
+def _probed_head(model: nn.Module, layers: list[str], usual: dict[str, nn.Module]) -> str:
+    """Choose the layer whose output, averaged where it is a map, is the model's output in a probe pass."""
+    seen = [f"{name!r} {_reason_against(model, name) or 'may be the head'}" for name in usual]
     story = (
         f"of the usual names {', '.join(USUAL_NAMES)}: {'; '.join(seen) or 'none exists'}. "
-        f"Linear layers: {some(linears, 20) or 'none'}"
+        f"Linear layers: {some(_linear_layers(model), 20) or 'none'}"
     )
-    if not linears:
+    if not layers:
         raise HeadError(f"the model has no linear layer, so it has no head to anchor. Tried: {story}")
     outputs: dict[str, Tensor] = {}
     hooks = []
-    for name in linears:
-        hook = lambda _module, _inputs, output, name=name: outputs.__setitem__(name, output)  # noqa: E731
+    for name in layers:
+        hook = lambda _module, _inputs, output, name=name: outputs.__setitem__(name, pooled(output))  # noqa: E731
         hooks.append(model.get_submodule(name).register_forward_hook(hook))
     try:
         images = probe_images(model)
@@ -232,7 +287,8 @@ def _probed_head(model: nn.Module, linears: list[str], usual: dict[str, nn.Modul
     finally:
         for handle in hooks:
             handle.remove()
-    matches = [name for name, out in outputs.items() if out.shape == logits.shape and torch.equal(out, logits)]
+    matches = [name for name, output in outputs.items() if same_logits(output, logits)]
+    matches = [name for name in matches if _reason_against(model, name) is None]
     if len(matches) == 1:
         return matches[0]
     if matches:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ttac.common.state import Stateful, tensor_bytes
+from ttac.model.pixels import RAW, UnknownPixelsError
 from ttac.model.views import StrongView, strong_view, weak_view
 
 # Interpolation overshoots a little; images in 0..255 or already normalised are far outside.
@@ -18,7 +19,8 @@ SLACK = 0.25
 class ImageInput(nn.Module):
     """Raw images `[N, C, H, W]` in [0, 1], and the mean and std that the network wants them normalised by.
 
-    Another kind of input has the same methods; nothing that adapts looks into a sample itself.
+    Without them the network takes features as they are, and images are refused. Another kind of input has the same
+    methods; nothing that adapts looks into a sample itself.
     """
 
     mean: Tensor
@@ -33,16 +35,15 @@ class ImageInput(nn.Module):
     ) -> None:
         super().__init__()
         self.channels = channels  # None: the network takes any number
-        self._register_pixels("mean", mean, 0.0, device)
-        self._register_pixels("std", std, 1.0, device)
+        self._known = mean is not None and std is not None
+        self._register_pixels("mean", RAW.mean if mean is None else mean, device)
+        self._register_pixels("std", RAW.std if std is None else std, device)
         if not bool((self.std > 0).all()):
             raise ValueError(f"std must be positive, not {self.std.flatten().tolist()}")
         self._raw = not bool(self.mean.any()) and bool((self.std == 1).all())
 
-    def _register_pixels(
-        self, name: str, values: Sequence[float] | None, default: float, device: torch.device | str
-    ) -> None:
-        numbers = [default] if values is None else [float(value) for value in values]
+    def _register_pixels(self, name: str, values: Sequence[float], device: torch.device | str) -> None:
+        numbers = [float(value) for value in values]
         if len(numbers) not in (1, self.channels):
             raise ValueError(
                 f"{name} has {len(numbers)} values where {self.channels} channels are expected: "
@@ -69,6 +70,8 @@ class ImageInput(nn.Module):
 
     def normalise(self, images: Tensor, dtype: torch.dtype) -> Tensor:
         """Make what the network takes, in memory of its own, as a network may write to its input."""
+        if not self._known and images.ndim == 4:
+            raise UnknownPixelsError("a network with a linear layer first")
         if self._raw:
             return images.to(dtype, copy=True)
         return (images - self.mean).div_(self.std).to(dtype)

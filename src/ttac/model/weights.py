@@ -1,13 +1,14 @@
-"""Weight files that say what they hold, and classifiers from them; nothing in a file is ever run."""
+"""Weight files that say what they hold, and classifiers from them."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from jsonargparse import ArgumentError, ArgumentParser
@@ -15,12 +16,16 @@ from torch import Tensor, nn
 
 from ttac.common.lookup import some
 from ttac.common.options import Checked, check_value, setting
-from ttac.model.architectures import architectures
+from ttac.model.architectures import Build, architectures, usual_pixels
 from ttac.model.classifier import Classifier
-from ttac.model.heads import evaluating, find_head
-from ttac.model.tensors import check_finite, read_tensors, write_tensors
+from ttac.model.heads import evaluating, input_channels
+from ttac.model.pixels import UnknownPixelsError, takes_features
+from ttac.model.state_dicts import StateDict, read_file
+from ttac.model.tensors import write_tensors
 
-PICKLED = (".pt", ".pth", ".bin")
+if TYPE_CHECKING:
+    from rich.console import Console
+
 MOST = 256  # channels, or layers and widths: a forged file must not ask for more memory than there is
 METADATA_KEY = "ttac"  # alone, because safetensors writes several keys in random order
 
@@ -43,6 +48,7 @@ class ModelDescription(Checked):
     crop_pct: float = setting(1.0, "share of an image file's side that is left when it is cropped", above=0, most=1)
     head: str | None = setting(None, "dotted name of the final linear layer")
     arch_options: Mapping[str, int] = setting(help="of a network of this package", make=dict)
+    config: Mapping[str, Any] = setting(help="what the network's library makes it from, plain values", make=dict)
 
     def check(self) -> None:
         """Refuse class names of another number, and options that make no sense."""
@@ -78,12 +84,26 @@ class ModelDescription(Checked):
             raise ValueError(f"the description of the model is damaged: {error}") from error
 
 
+class KnownNetwork(NamedTuple):
+    """A network with its weights, and what is known of it before it is a classifier."""
+
+    network: nn.Module
+    description: ModelDescription
+    notes: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class LoadedModel:
-    """A classifier and the description that it can be saved with."""
+    """A classifier, the description that it can be saved with, and notes on how it was read that a user should see."""
 
     classifier: Classifier
     description: ModelDescription
+    notes: tuple[str, ...] = field(default=(), kw_only=True)
+
+    def tell(self, console: Console) -> None:
+        """Print the notes."""
+        for note in self.notes:
+            console.print(note, markup=False)
 
 
 def save_model(path: Path | str, network: nn.Module, description: ModelDescription) -> None:
@@ -94,20 +114,24 @@ def save_model(path: Path | str, network: nn.Module, description: ModelDescripti
 def classifier_of(
     network: nn.Module,
     description: ModelDescription,
+    notes: tuple[str, ...] = (),
     *,
     head: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     device: str = "cpu",
 ) -> LoadedModel:
     """Make a classifier on a device, and complete the description by what the classifier finds out."""
+    mean = mean if mean is not None else description.mean
+    std = std if std is not None else description.std
+    # What the network says itself is of weights that it no longer has.
+    if (mean is None or std is None) and not takes_features(network):
+        usual = usual_pixels(description.arch) if input_channels(network) in (3, None) else None
+        raise UnknownPixelsError(description.arch, usual)
     classifier = Classifier(
-        network.to(usable_device(device)).eval(),
-        head or description.head,
-        mean=mean if mean is not None else description.mean,
-        std=std if std is not None else description.std,
+        network.to(usable_device(device)).eval(), head or description.head or None, mean=mean, std=std
     )
-    return LoadedModel(classifier, description.of(classifier))
+    return LoadedModel(classifier, description.of(classifier), notes=notes)
 
 
 def usable_device(name: str) -> torch.device:
@@ -134,12 +158,28 @@ def check_size(classifier: Classifier, size: tuple[int, int]) -> None:
 
 
 def read_weights(
-    path: Path, arch: str | None = None, num_classes: int | None = None, head: str | None = None
-) -> tuple[nn.Module, ModelDescription]:
-    """Read a file of weights into a network; what is given here wins over what the file says of itself."""
-    weights, described = _read(path)
+    path: Path,
+    arch: str | None = None,
+    num_classes: int | None = None,
+    *,
+    trust_pickle: bool = False,
+) -> KnownNetwork:
+    """Read a file of weights into a network; what is given here wins over what the file says of itself.
+
+    With `trust_pickle` the file may be a pickled module too, and whatever it holds is run.
+    """
+    content, notes = read_file(path, trust_pickle=trust_pickle)
+    if isinstance(content, nn.Module):
+        kind = type(content)
+        return KnownNetwork(content, ModelDescription(arch or f"{kind.__module__}:{kind.__qualname__}", 1))
+    described = None
+    if METADATA_KEY in notes:
+        try:
+            described = ModelDescription.parse(notes[METADATA_KEY])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
     if described is not None and described.arch != (arch or described.arch):
-        described = dataclasses.replace(described, arch_options={})
+        described = dataclasses.replace(described, arch_options={}, config={})
     if arch is None:
         if described is None:
             raise ValueError(f"{path} does not say which network its weights are of: name it with --arch")
@@ -151,67 +191,45 @@ def read_weights(
             )
     if num_classes is None and described is not None:
         num_classes = described.num_classes
-    head = head or (described.head if described is not None else None)
     # Checked before a network of that size is made: a forged number would ask for more memory than there is.
-    most_rows = max((len(tensor) for tensor in weights.values() if tensor.ndim), default=0)
+    most_rows = max((len(tensor) for tensor in content.tensors.values() if tensor.ndim), default=0)
     if num_classes is not None and num_classes > most_rows:
         raise ValueError(f"the weights in {path} are of fewer than {num_classes} classes")
+    channels = None if described is None else described.channels
+    # 1 stands in: `classifier_of` reads the number of classes off the classifier.
+    description = dataclasses.replace(described or ModelDescription(arch, 1), arch=arch)
+    options, config = description.arch_options, description.config
     problems = []
-    options = described.arch_options if described is not None else {}
-    channels = described.channels if described is not None else None
-    for origin, build in architectures(arch, channels=channels, options=options, weights=weights):
-        network = build(num_classes)
-        if num_classes is None and (rows := weights.get(f"{find_head(network, head)}.weight")) is not None:
-            network = build(len(rows))  # of the head, one for each class
-        problem = misfit(network, weights)
+    for origin, build in architectures(arch, channels=channels, options=options, config=config, weights=content):
+        network, weights, problem = _try(build, content, num_classes, shapes_first=origin == "transformers")
         if problem is None:
-            network.load_state_dict(weights, strict=False)  # old files lack batch norm's num_batches_tracked
-            # 1 stands in: `load_model` reads the number of classes off the classifier.
-            return network, dataclasses.replace(described or ModelDescription(arch, 1), arch=arch)
+            network.load_state_dict(weights.tensors, strict=False)  # old files lack batch norm's num_batches_tracked
+            return KnownNetwork(network, description, weights.notes())
         problems.append(f"{arch} of {origin}: {problem}")
     raise ValueError(f"the weights in {path} do not fit {'; '.join(problems)}")
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], ModelDescription | None]:
-    """Read weights without ever unpickling objects."""
-    described = None
-    if path.suffix == ".safetensors":
-        content: Any
-        content, notes = read_tensors(path)
-        if METADATA_KEY in notes:
-            try:
-                described = ModelDescription.parse(notes[METADATA_KEY])
-            except ValueError as error:
-                raise ValueError(f"{path}: {error}") from error
-    elif path.suffix in PICKLED:
-        try:
-            content = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception as error:  # a damaged or forged file fails wherever it likes
-            raise ValueError(
-                f"{path} is damaged, or holds more than weights and was not loaded, because that could run code: "
-                f"save model.state_dict() alone, best as safetensors ({_first_line(error)})"
-            ) from error
-    else:
-        raise ValueError(f"{path}: weights are read from .safetensors, {', '.join(PICKLED)} files")
-    return _plain_weights(content, path), described
+def _try(
+    build: Build, content: StateDict, num_classes: int | None, *, shapes_first: bool
+) -> tuple[nn.Module, StateDict, str | None]:
+    """Make a network for weights, and say where they do not fit.
+
+    With `shapes_first` it takes memory only if they do, as a forged config may ask for more than there is.
+    """
+    with torch.device("meta") if shapes_first else nullcontext():
+        network = build(num_classes)
+    weights = content.read_for(network)
+    if num_classes is None and (num_classes := _classes_of(weights.tensors, network)) is not None:
+        network = build(num_classes)
+    problem = misfit(network, weights.tensors)
+    return build(num_classes) if shapes_first and problem is None else network, weights, problem
 
 
-def _plain_weights(content: Any, path: Path) -> dict[str, Tensor]:
-    """Take the state dict out of usual wrappers, and what wrapped the model out of its names."""
-    for key in ("state_dict", "model"):
-        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
-            content = content[key]
-    if not isinstance(content, Mapping) or not content:
-        raise ValueError(f"{path} holds no state dict (name: tensor); save model.state_dict()")
-    odd = [str(name) for name, value in content.items() if not (isinstance(name, str) and isinstance(value, Tensor))]
-    if odd:
-        raise ValueError(f"{path} holds more than tensors ({some(odd, 3)}); save model.state_dict()")
-    weights: dict[str, Tensor] = dict(content)
-    for prefix in ("module.", "_orig_mod."):  # of DataParallel and of torch.compile
-        if all(name.startswith(prefix) for name in weights):
-            weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
-    check_finite(weights, path)
-    return weights
+def _classes_of(weights: Mapping[str, Tensor], network: nn.Module) -> int | None:
+    """Count the classes by the layers that differ from a network's in their rows alone; None where none do."""
+    pairs = [(weights[name], tensor) for name, tensor in network.state_dict().items() if name in weights]
+    rows = {len(ours) for ours, its in pairs if ours.shape != its.shape and ours.shape[1:] == its.shape[1:]}
+    return rows.pop() if len(rows) == 1 else None
 
 
 def misfit(network: nn.Module, weights: Mapping[str, Tensor]) -> str | None:

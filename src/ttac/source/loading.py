@@ -1,4 +1,4 @@
-"""Models by what a user calls them: a bundle, a file of weights, or the name of a pretrained network."""
+"""Models by what a user calls them: a bundle, a file of weights, or the name or folder of a pretrained network."""
 
 from __future__ import annotations
 
@@ -6,67 +6,79 @@ import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
-from torch import nn
-
+from ttac.common.imports import optional_package
 from ttac.common.lookup import suggestion
-from ttac.model.architectures import optional_package
 from ttac.model.speed import Speed
-from ttac.model.weights import PICKLED, LoadedModel, ModelDescription, classifier_of, read_weights, save_model
-from ttac.source.bundle import load_bundle
+from ttac.model.state_dicts import is_weights_file
+from ttac.model.weights import KnownNetwork, LoadedModel, ModelDescription, classifier_of, read_weights, save_model
+from ttac.source.bundle import DESCRIPTION, load_bundle
+from ttac.source.hubs import CONFIG, HUB_PREFIXES, from_folder, from_timm, from_torchvision, from_transformers
 
 __all__ = ["LoadedModel", "ModelDescription", "load_model", "save_model"]
 
 
 def load_model(
-    model: str,
-    *,
+    model: str | Path,
     arch: str | None = None,
+    *,
     num_classes: int | None = None,
     head: str | None = None,
-    mean: Sequence[float] | None = None,
-    std: Sequence[float] | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
     device: str = "cpu",
+    trust_pickle: bool = False,
     speed: Speed | None = None,
 ) -> LoadedModel:
-    """Load a bundle folder (as a `Bundle`), a weights file, or the pretrained timm model of that name.
+    """Load a model with its preprocessing: `.classifier`, and a `.description` with size, class names and more.
 
-    A file's architecture is `arch`, or what `save_model` wrote into it: a network of this package
-    (`architectures.OWN`), "package.module:callable", a timm name or a torchvision name. What is given here wins over
-    what the file says; a bundle is taken as it is. `speed` says how the model is run, see `Classifier.tuned`.
+    `model` is the folder of a bundle (which gives a `Bundle`); a file of weights, whose network is `arch` or what
+    `save_model` wrote into it; a timm name or `hf_hub:owner/name`; a torchvision name with its weights,
+    `resnet50:IMAGENET1K_V2`; or the id or folder of a Hugging Face image classifier. `arch` names a network of this
+    package, of timm or of torchvision, or one to import: `package.module:callable`, `path/to/file.py:callable`.
+
+    What is given here wins over what the model says of itself, but for a bundle, which is taken as it is. Files are
+    read as weights alone; `trust_pickle` runs whatever a pickled module holds. `speed` says how the model is run, see
+    `Classifier.tuned`. docs/own-model.md has an example of each.
     """
-    path = Path(model)
-    if path.is_dir():
+    path, name = Path(model), str(model)
+    if path.is_dir() and ((path / DESCRIPTION).is_file() or not (path / CONFIG).is_file()):
         given = {"num_classes": num_classes, "--head": head, "--mean": mean, "--std": std}
-        odd = [name for name, value in given.items() if value is not None]
+        odd = [option for option, value in given.items() if value is not None]
         if odd:
-            raise ValueError(f"{model} is a bundle, which says these itself: leave {', '.join(odd)} out")
+            raise ValueError(f"{name} is a bundle, which says these itself: leave {', '.join(odd)} out")
         loaded: LoadedModel = load_bundle(path, arch=arch, device=device)
     else:
-        network, description = read_weights(path, arch, num_classes, head) if path.is_file() else _named(model, arch)
-        loaded = classifier_of(network, description, head=head, mean=mean, std=std, device=device)
+        if path.is_file():
+            known = read_weights(path, arch, num_classes, trust_pickle=trust_pickle)
+        elif arch is not None:
+            raise FileNotFoundError(f"no model file {name}: --arch goes with a file of weights")
+        else:
+            known = from_folder(path) if path.is_dir() else _named(name)
+        loaded = classifier_of(*known, head=head, mean=mean, std=std, device=device)
     if speed is None or speed == Speed():
         return loaded
     return dataclasses.replace(loaded, classifier=loaded.classifier.tuned(**vars(speed)))
 
 
-def _named(name: str, arch: str | None) -> tuple[nn.Module, ModelDescription]:
-    """Get the pretrained timm model of a name, or say what was meant where it looks like a file's."""
-    path = Path(name)
-    if path.suffix in (".safetensors", *PICKLED) or len(path.parts) > 1 or name.endswith("/"):
-        raise FileNotFoundError(f"no model file {name}" + (", nor a bundle" if not path.suffix else ""))
-    if arch is not None:
-        raise FileNotFoundError(f"no model file {name}: --arch goes with a file of weights")
+def _named(name: str) -> KnownNetwork:
+    """Get the pretrained model of a name, or say what was meant where it looks like a file's."""
+    if name.startswith(HUB_PREFIXES):
+        return from_timm(name)
+    owner, slash, repository = name.partition("/")
+    on_disk = slash and (not owner.strip("~.") or not repository or "/" in repository)
+    if is_weights_file(name) or on_disk or Path(name).is_absolute():
+        raise FileNotFoundError(f"no model file {name}" + (", nor a bundle" if not is_weights_file(name) else ""))
+    if ":" in name:
+        return from_torchvision(*name.split(":", 1))
+    if slash:
+        return from_timm(f"{HUB_PREFIXES[0]}{name}") if owner == "timm" else from_transformers(name)
     timm, problem = optional_package("timm")
+    if timm is not None and timm.is_model(name):
+        return from_timm(name)
+    torchvision, _ = optional_package("torchvision")
+    if torchvision is not None and name in torchvision.models.list_models(module=torchvision.models):
+        entries = [f"{name}:{entry.name}" for entry in torchvision.models.get_model_weights(name)]
+        raise ValueError(f"{name} is a network of torchvision: name its weights too, {' or '.join(entries)}")
     if timm is None:
         raise ValueError(f"no model file {name}, and it cannot be looked up as a timm name: {problem}")
-    if not timm.is_model(name):
-        raise ValueError(f"no model file {name}, and no timm model of that name{suggestion(name, timm.list_models())}")
-    try:
-        network = timm.create_model(name, pretrained=True)
-    except Exception as error:  # of several network libraries, with no base in common
-        raise ValueError(
-            f"the weights of {name} could not be had: {error}. Without a network, use --model FILE --arch {name}"
-        ) from error
-    config = timm.data.resolve_model_data_config(network, use_test_size=True)
-    _, height, width = config["input_size"]
-    return network, ModelDescription(name, network.num_classes, size=(height, width), crop_pct=config["crop_pct"])
+    raise ValueError(f"no model file {name}, and no timm model of that name{suggestion(name, timm.list_models())}")

@@ -24,8 +24,12 @@ Amp = Literal["auto", "off", "bf16", "fp16"]
 class ModelSpec(Checked):
     """A model by what a user calls it, what is known of it, and how it is run."""
 
-    model: str = setting(help="bundle of ttac train, weights (safetensors, pt, pth, bin), or timm name")
-    arch: str | None = setting(None, "network of the weights: of ttac, timm, torchvision, or module:callable")
+    model: str = setting(
+        help="bundle of ttac train; weights (safetensors, pt, pth, pth.tar, ckpt, bin); name of timm, hf_hub:NAME, "
+        "torchvision's NAME:WEIGHTS; id or folder of Hugging Face"
+    )
+    arch: str | None = setting(None, "network of the weights: of ttac, timm, torchvision, module or file.py:callable")
+    trust_pickle: bool = setting(False, "run what a pickled model holds, which can be any code")
     head: str | None = setting(None, "dotted name of the final linear layer (default: found)")
     mean: tuple[float, ...] | None = setting(None, "pixel mean by channel, of images in [0, 1]")
     std: tuple[float, ...] | None = setting(None, "pixel standard deviation by channel")
@@ -37,12 +41,16 @@ class ModelSpec(Checked):
 
     def load(self) -> LoadedModel:
         """Load the model."""
+        from ttac.model.pixels import UnknownPixelsError
         from ttac.model.speed import Speed
         from ttac.source.loading import load_model
 
         let_own_networks_be_imported(self.arch)
-        given = {name: getattr(self, name) for name in ("arch", "head", "mean", "std", "device")}
-        loaded = load_model(self.model, speed=Speed(self.channels_last, self.autocast), **given)
+        given = {name: getattr(self, name) for name in ("arch", "head", "mean", "std", "device", "trust_pickle")}
+        try:
+            loaded = load_model(self.model, speed=Speed(self.channels_last, self.autocast), **given)
+        except UnknownPixelsError as error:
+            raise error.as_options() from error
         description = loaded.description
         if self.size is not None:
             description = dataclasses.replace(description, size=(self.size, self.size))

@@ -168,7 +168,7 @@ def train_source(
 ) -> None:
     """Train `classifier` on uint8 `images [N, C, H, W]` that fit in memory, by cross-entropy unless said otherwise.
 
-    >>> classifier = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)))
+    >>> classifier = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(192, 2)), mean=0, std=1)
     >>> images, labels = torch.zeros(8, 3, 8, 8, dtype=torch.uint8), torch.zeros(8).long()
     >>> train_source(classifier, images, labels, Recipe(epochs=1, batch=4))
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,8 +20,7 @@ from ttac.data.sets import find_data
 from ttac.model.architectures import new_network
 from ttac.model.weights import LoadedModel, ModelDescription, check_size, classifier_of, usable_device
 from ttac.source.bundle import BRANCH, DESCRIPTION, STATISTICS, WEIGHTS, Bundle, read_description, save_bundle
-from ttac.source.loading import load_model
-from ttac.source.spec import Recipe, TrainJob
+from ttac.source.spec import ModelSpec, Recipe, TrainJob
 from ttac.source.statistics import SourceStatistics
 from ttac.source.train import Trainer, choose_precision, error_rate
 
@@ -30,7 +30,9 @@ USUAL_SHARE = 0.1  # kept for validation where the data bring no part of their o
 def run_train(job: TrainJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     let_own_networks_be_imported(job.arch)
-    initial = None if job.init is None else load_model(job.init, arch=job.arch)
+    initial = None if job.init is None else _initial(job.init, job)
+    if initial is not None:
+        initial.tell(console)
     train, validation = _read_data(job, initial)
     if initial is not None:
         train, validation = in_order_of(initial.description.classes, train, validation)
@@ -120,6 +122,12 @@ class _Worker:
         self.folder.finish()
         known = "unknown" if error is None else f"{error:.2f} %"
         self.console.print(f"{job.out}: {classifier.fingerprint()}, validation error {known}", markup=False)
+
+
+def _initial(name: str, job: TrainJob) -> LoadedModel:
+    """Load the model to start from; a bundle's own mean and std are replaced later."""
+    given = (None, None) if (Path(name) / DESCRIPTION).is_file() else (job.mean, job.std)
+    return ModelSpec(name, job.arch, mean=given[0], std=given[1]).load()
 
 
 def _read_data(job: TrainJob, initial: LoadedModel | None) -> tuple[LabelledImages, LabelledImages | None]:
