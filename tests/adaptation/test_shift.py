@@ -88,7 +88,7 @@ def adapted(images: Tensor, **options: Any) -> tuple[ttac.Adapter, ttac.Adapter]
         if isinstance(layer, nn.BatchNorm2d):
             layer.momentum = 1.0
     network(torch.rand(512, 3, 16, 16))  # by their own statistics, which stay the stored ones
-    classifier = ttac.Classifier(network.eval())
+    classifier = ttac.Classifier(network.eval(), mean=0, std=1)
     stats = ttac.SourceStatistics.infer(classifier)
     usual: dict[str, Any] = {"window": 64, "queue": 0, "passes": 1, "tau_st": 0.0, "flip": False}
     both = (ttac.adapt(classifier, "ttac++", stats=stats, **usual | options), ttac.adapt(classifier, "bn", window=64))
