@@ -29,6 +29,7 @@ from rich.table import Table
 from torch import Tensor
 
 from ttac import Classifier, adapt
+from ttac.adaptation.guard import Guard, GuardOptions
 from ttac.common.environment import environment
 from ttac.common.files import write_json
 from ttac.data.attacks import USUAL, PGDOptions, pgd
@@ -37,7 +38,6 @@ from ttac.data.for_model import read_for
 from ttac.data.labelled import LabelledImages
 from ttac.data.sets import find_data
 from ttac.serving.channels import Channels
-from ttac.serving.guard import Guard, GuardOptions
 from ttac.serving.journal import Journal
 from ttac.serving.learner import Learner, LearnerSettings
 from ttac.serving.live import LiveModel
@@ -51,7 +51,7 @@ CHUNK, FIRST, NEAR = 64, 512, 2.0
 MANY = 10_000  # events: all that there are
 Shape = tuple[int, int, int]
 Images = Callable[[int], tuple[Tensor, Tensor]]  # how many -> images [n, C, H, W] in [0, 1], labels [n]
-GUARDS: dict[str, GuardOptions | None] = {"full": GuardOptions(), "checks": GuardOptions(narrow=0), "none": None}
+GUARDS: dict[str, GuardOptions | None] = {"full": GuardOptions(narrow=0.6), "checks": GuardOptions(), "none": None}
 METHODS: dict[str, dict[str, Any]] = {"ttac++": {"preset": "fast"}, "tent": {}, "bn": {}}
 
 

@@ -40,10 +40,13 @@ def make_world(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def command(world: Path, out: str, *more: str) -> list[str]:
+def command(world: Path, out: str, *more: str, guard: bool = False) -> list[str]:
+    """Adapt the random network to the random images, which a guard would mostly keep away from it."""
     return [
         "adapt", "--model", f"{world}/model.safetensors", "--images", f"{world}/images", "--out", f"{world}/{out}",
-        "--batch", "5", "--set", "window=8", "--set", "queue=16", "--set", "passes=1", "--checkpoint-every", "0", *more,
+        "--batch", "5", *([] if guard else ["--no-guard"]),
+        "--set", "window=8", "--set", "queue=16", "--set", "passes=1", "--checkpoint-every", "0",
+        *more,
     ]  # fmt: skip
 
 

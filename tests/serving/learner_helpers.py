@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ttac import checks
 from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.guard import Guard, GuardReport
 from ttac.serving.channels import Channels
-from ttac.serving.guard import Guard, GuardReport
 from ttac.serving.journal import Journal
 from ttac.serving.learner import Learner, LearnerSettings
 from ttac.serving.state_folder import StateFolder

@@ -12,7 +12,7 @@ from test_serve_state_folder import files_limited_to
 from torch import Tensor, nn
 
 from ttac import Classifier, SourceStatistics, adapt
-from ttac.serving.guard import Guard
+from ttac.adaptation.guard import Guard, GuardOptions
 from ttac.serving.learner import Learner
 
 CLASSES = 4
@@ -234,7 +234,7 @@ def test_a_real_guard_lets_methods_publish_on_a_healthy_stream(
     stats = SourceStatistics.collect(trained, [shapes(256, seed=0)])
     adapter = adapt(trained, method, stats=stats if method == "ttac++" else None, **OPTIONS[method])
     service = Service(tmp_path, method, classifier=trained)
-    learner = service.learner(guard=Guard(trained, stats), adapter=adapter, chunk=64)
+    learner = service.learner(guard=Guard(trained, stats, GuardOptions(narrow=0.6)), adapter=adapter, chunk=64)
     learner.start()
     service.push(images)
     learn_all(learner)

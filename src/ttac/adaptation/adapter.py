@@ -2,7 +2,8 @@
 
 arrive(images)   check; cut at window borders; answer before, during or after; remember; update when a window is full,
                  or when the stream ends
-update()         for each pass, for each minibatch of the memory: losses = method.losses(batch); step; commit or undo
+update()         for each pass, for each minibatch of the memory: losses = method.losses(batch); step; commit or undo;
+                 then the guard, if there is one, lets it pass or undoes all of it
 step(losses)     backward, reduce over ranks, decide once for all ranks, descend
 """
 
@@ -19,11 +20,13 @@ import torch
 from torch import Tensor
 
 from ttac.adaptation.answers import Answers
+from ttac.adaptation.guard import GuardOptions, GuardReport
 from ttac.adaptation.memory import SampleQueue
 from ttac.adaptation.method import Batch, Capabilities, Method, View
 from ttac.adaptation.normalisation import FollowingNorms
 from ttac.adaptation.reduction import Reduction
 from ttac.adaptation.step import GradientSteps
+from ttac.adaptation.stream_guard import StreamGuard
 from ttac.common.state import Stateful, cloned, tensor_bytes
 from ttac.model.classifier import Classifier
 from ttac.model.weights import misfit
@@ -32,6 +35,8 @@ from ttac.source.statistics import SourceStatistics
 
 FORMAT = "ttac.adapter/2"
 LEAST = 2  # samples of the window that ends a stream: one has no batch statistics
+# What goes on where an adapter goes back to an earlier state by itself.
+STREAM = ("samples_seen", "several_passes", "generator")
 
 
 @dataclass
@@ -42,6 +47,7 @@ class Step:
     update_seconds: list[float] = dataclasses.field(default_factory=list)
     losses: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # on the device of the model
     measures: dict[str, Tensor | float] = dataclasses.field(default_factory=dict)
+    judgements: list[GuardReport] = dataclasses.field(default_factory=list)  # of each update, by the guard
 
 
 class Adapter(Stateful):
@@ -68,6 +74,7 @@ class Adapter(Stateful):
         options: Any,
         knowledge: Iterable[Knowledge] = (),
         reduction: Reduction | None = None,
+        guard: GuardOptions | None = None,
     ) -> None:
         self.options = options
         self.reduction = reduction or Reduction()
@@ -79,7 +86,8 @@ class Adapter(Stateful):
         known = known_of(classifier, knowledge)
         self._check_knowledge(known)
         self.brings = tuple(known)  # kinds, also those that the method leaves unused
-        self.knowledge = {kind: known[kind] for kind in self.uses}
+        kinds = dict.fromkeys((*self.uses, "statistics") if guard else self.uses)  # guards know the source as well
+        self.knowledge = {kind: known[kind] for kind in kinds if kind in known}
         self._prints = {kind: one.fingerprint() for kind, one in self.knowledge.items()}
         self.classifier = classifier.copy().eval()
         if not any(kind.endswith(" branch") for kind in self.uses):
@@ -100,6 +108,7 @@ class Adapter(Stateful):
         memory, norms, steps, answers = made.memory(), made.norms(), made.steps(self.parameters), made.answers()
         self.declare(memory=lambda: memory, norms=lambda: norms, steps=lambda: steps, answers=lambda: answers)
         self.declare(method=lambda: made)  # last, as it knows the others
+        self.guard = None if guard is None else self._guarded_by(guard, classifier)
 
     def _check_knowledge(self, known: Mapping[str, Knowledge]) -> None:
         for kind in self.uses:
@@ -109,6 +118,14 @@ class Adapter(Stateful):
                     f"{self.capabilities.title} with these options needs to know the {kind} of the source, and is "
                     f"given {given}: {how_to_get(kind)}"
                 )
+
+    def _guarded_by(self, options: GuardOptions, source: Classifier) -> StreamGuard | None:
+        """Make the guard, which sees the source model as it came; None for a method that learns nothing."""
+        if not self.method.guardable:
+            raise ValueError(f"{self.capabilities.title} has confidences of its own, which a guard cannot compare")
+        if self.reduction.ranks > 1:
+            raise ValueError("a guard judges what one process learns, and cannot be used on several ranks")
+        return None if self.memory is None else StreamGuard(source, self.stats, options)
 
     def __repr__(self) -> str:
         knowledge = f", {', '.join(self.uses)}" if self.uses else ""
@@ -139,7 +156,8 @@ class Adapter(Stateful):
         classifier = self.classifier.copy()
         classifier.load_state_dict(self.source)
         known = [one for one in self.knowledge.values() if not isinstance(one, TrainedBranch)]
-        made = Adapter(classifier, type(self.method), self.options, known, self.reduction)
+        guard = None if self.guard is None else self.guard.options
+        made = Adapter(classifier, type(self.method), self.options, known, self.reduction, guard)
         made.brings = self.brings
         made.load_state_dict(self.state_dict())
         return made
@@ -166,6 +184,7 @@ class Adapter(Stateful):
 
     def learn(self, images: Tensor) -> None:
         """Learn from one batch of a multi-pass protocol, whose predictions come after all passes."""
+        self._check_unguarded()
         with self._begun(images) as checked:
             self.several_passes = True
             for piece in self._pieces(checked):
@@ -173,9 +192,14 @@ class Adapter(Stateful):
 
     def begin_epoch(self, epoch: int, epochs: int, target: Iterable[Tensor]) -> None:
         """Say that pass `epoch` (from 0) of `epochs` over the images of `target` begins, in multi-pass protocols."""
+        self._check_unguarded()
         with learning_mode():
             self.several_passes = True
             self.method.begin_epoch(epoch, epochs, (self.classifier.check(_usable(images)) for images in target))
+
+    def _check_unguarded(self) -> None:
+        if self.guard is not None:
+            raise ValueError("a guard watches a stream that comes once: learn in several passes without it")
 
     @contextmanager
     def _begun(self, images: Tensor) -> Iterator[Tensor]:
@@ -205,7 +229,7 @@ class Adapter(Stateful):
         while len(images):
             left = self._resets.left(self.since_reset)
             if left == 0:
-                self._start(self.source, keep=("samples_seen", "several_passes", "generator"))
+                self._start(self.source, keep=STREAM)
                 left = self._resets.left(0)
             room = len(images) if self.memory is None else self.options.window - self.memory.fresh
             size = min(room, len(images), len(images) if left is None else left)
@@ -239,19 +263,56 @@ class Adapter(Stateful):
     def _take(self, images: Tensor, *, ends: bool = False, of_epoch: bool = False) -> Tensor | None:
         """Remember images and learn if they fill the window, or end the stream.
 
-        Gives the window's logits `[N_B, K]` if there was an update, NaN where it was refused.
+        Gives the window's logits `[N_B, K]` if there was an update, NaN where it was refused; None also where the last
+        ones are not those of `images`, as the guard has kept some away or undone the update.
         """
         if self.memory is None:
             return None
-        self.memory.push(images, of_epoch=of_epoch)
+        admitted = images if self.guard is None else self.guard.admit(images, self.samples_seen)
+        if len(admitted):
+            self.memory.push(admitted, of_epoch=of_epoch)
         if self.memory.fresh < (LEAST if ends else self.options.window):
             return None
         started = self._now()
         try:
-            return self._update(self.memory)
+            window = self._learn(self.memory)
         finally:
-            self.memory.settle()
             self.last_step.update_seconds.append(self._now() - started)
+        return window if len(admitted) == len(images) else None
+
+    def _learn(self, memory: SampleQueue) -> Tensor | None:
+        """Update, now that a window is full: its logits `[N_B, K]`, None where the guard has undone it."""
+        try:
+            window = self._update(memory)
+        finally:
+            memory.settle()
+        return window if self.guard is None or self._passed(self.guard) else None
+
+    def _passed(self, guard: StreamGuard) -> bool:
+        """Let the guard judge an update, and undo it where it says so: whether it stays."""
+        predicting = self.adapted()
+        report = guard.judge(predicting, self.samples_seen)
+        self.last_step.judgements.append(report)
+        if report.action == "publish":
+            guard.let_pass(predicting.model.state_dict(), self._good())
+        elif report.action == "reset":
+            self._start(self.source, keep=STREAM)
+        elif report.action == "rollback":
+            assert guard.good is not None, "what is gone back to was let pass"
+            self._go_back_to(cloned(guard.good))
+        return report.action in ("publish", "wait")
+
+    def _good(self) -> dict[str, Any]:
+        """Give what an undone update goes back to: all but the stream's course, and the samples, which led astray."""
+        going_on = (*STREAM, "since_reset", "memory")
+        state = {name: value for name, value in self.state().items() if name not in going_on}
+        return {"classifier": dict(self.classifier.state_dict()), "state": state}
+
+    def _go_back_to(self, good: dict[str, Any]) -> None:
+        with self._keeping(*STREAM, "since_reset"):
+            self.classifier.load_state_dict(good["classifier"])
+            self.reset_state()
+            self.load_state({**self.state(), **good["state"]})
 
     def _update(self, memory: SampleQueue) -> Tensor:
         """Walk the memory now that a window is complete: its logits `[N_B, K]` before their last steps."""
@@ -320,12 +381,24 @@ class Adapter(Stateful):
         if problem is not None:
             raise ValueError(f"the weights are not of this adapter's model: {problem}")
         self._start(self.source | {f"model.{name}": tensor for name, tensor in weights.items()})
+        if self.guard is not None:
+            self.guard.let_pass(self.adapted().model.state_dict(), self._good())
 
     def _start(self, weights: Mapping[str, Tensor], keep: tuple[str, ...] = ()) -> None:
-        kept = {name: getattr(self, name) for name in keep}
-        steps = (self.steps.taken, self.steps.skipped) if keep else (0, 0)
-        self.classifier.load_state_dict(weights)
-        self.reset_state()
+        with self._keeping(*keep):
+            self.classifier.load_state_dict(weights)
+            self.reset_state()
+        if self.guard is not None and keep:
+            self.guard.let_pass(None, None)  # what it knows of the stream stays true
+        elif self.guard is not None:
+            self.guard.reset_state()
+
+    @contextmanager
+    def _keeping(self, *names: str) -> Iterator[None]:
+        """Keep attributes, and counts of steps, through a block that loads another state; nothing if none is named."""
+        kept = {name: getattr(self, name) for name in names}
+        steps = (self.steps.taken, self.steps.skipped) if names else (0, 0)
+        yield
         vars(self).update(kept)
         self.steps.taken, self.steps.skipped = steps
 
@@ -334,7 +407,8 @@ class Adapter(Stateful):
         counts = {"samples": self.samples_seen}
         if self.memory is not None:
             counts |= {"steps": self.steps.taken, "skipped_steps": self.steps.skipped}
-        return {**counts, **self.method.counters()}
+        guarded = {} if self.guard is None else self.guard.counts
+        return {**counts, **self.method.counters(), **guarded}
 
     def memory_parts(self) -> dict[str, int]:
         """Count the bytes of the tensors that the adapter keeps between calls, by the attribute that keeps them.
@@ -360,11 +434,14 @@ class Adapter(Stateful):
             "options": dataclasses.asdict(self.options),
             "fingerprint": self.source_fingerprint,
             "knowledge": self._prints,
+            "guard": None if self.guard is None else dataclasses.asdict(self.guard.options),
         }
 
     def state_dict(self) -> dict[str, Any]:
         """Give a copy of everything that the stream has made; plain tensors, numbers and text."""
         state = {**self._identity(), "classifier": dict(self.classifier.state_dict()), "state": self.state()}
+        if self.guard is not None:
+            state["guard_state"] = self.guard.state()
         copied: dict[str, Any] = cloned(state)
         return copied
 
@@ -390,6 +467,9 @@ class Adapter(Stateful):
         self.classifier.load_state_dict(state["classifier"])
         self.reset_state()
         self.load_state(state["state"])
+        if self.guard is not None:
+            self.guard.reset_state()
+            self.guard.load_state(state["guard_state"])
 
 
 @contextmanager

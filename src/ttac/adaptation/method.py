@@ -149,6 +149,8 @@ class Method(Stateful):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     # Options under which the conformance checks see the method at work, on a random network of few samples.
     checked_with: ClassVar[Mapping[str, Any]] = {}
+    # Whether its confidences are those of the model's own head, so that a guard can compare them with the source's.
+    guardable: ClassVar[bool] = True
 
     def __init__(self, adapter: Adapter) -> None:
         self.adapter = adapter

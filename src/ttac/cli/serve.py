@@ -11,6 +11,8 @@ from ttac.serving.settings import ServeJob
 
 def run_serve(job: ServeJob, console: Console) -> None:
     """Serve a model until a signal ends it."""
+    if not hasattr(os, "fork"):
+        raise OSError("ttac serve needs Linux or macOS: on Windows, run it in WSL or in a container")
     # Before numpy is imported: its threads would not outlive a fork.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:

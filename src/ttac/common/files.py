@@ -93,7 +93,9 @@ def _nearest(path: Path) -> Path:
 
 def to_disk(path: Path) -> None:
     """Wait until a file's content, or the names in a folder, would outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if os.name == "nt" and path.is_dir():
+        return  # Windows opens no folders, and its file system journals their changes
+    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)  # it writes out what it may write to
     try:
         os.fsync(descriptor)
     finally:

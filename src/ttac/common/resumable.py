@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,18 +75,35 @@ def alone_in(folder: Path, wait: Callable[[], None] | None = None) -> Iterator[N
     Where another one is in it, raise an error; or say so with `wait`, and wait until it is done.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+    with ExitStack() as held:
+        if not _lock(folder, held, blocking=False):
             if wait is None:
-                raise ValueError(f"another process is writing to {folder}") from error
+                raise ValueError(f"another process is writing to {folder}")
             wait()
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(folder, held, blocking=True)
         yield
-    finally:
-        os.close(descriptor)
+
+
+def _lock(folder: Path, held: ExitStack, *, blocking: bool) -> bool:
+    """Lock a folder until `held` ends; False says that another process has locked it."""
+    try:
+        import fcntl
+    except ImportError:  # Windows, which locks files alone
+        from filelock import FileLock, Timeout
+
+        try:
+            held.enter_context(FileLock(folder / ".lock").acquire(blocking=blocking))
+        except Timeout:
+            return False
+        return True
+    # The folder itself: a file in it would stay there, and cannot be made on a full disk or without the right to write.
+    descriptor = os.open(folder, os.O_RDONLY)
+    held.callback(os.close, descriptor)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
 
 
 def plain_settings(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ class _Position:
 def run_adapt(job: AdaptJob, console: Console) -> None:
     """Do the job, or the rest of it."""
     files = list_images(job.images)
-    method = PreparedMethod(job.method, job.model.load())
+    method = PreparedMethod(job.method, job.model.load(), guard=job.guard)
     labels = _read_labels(job, method.model, files)
     folder = JobFolder(job.out, _settings(job, method, files, labels))
     if folder.is_complete(PREDICTIONS, lambda: Record.load(job.out / RECORD).provenance, console):
@@ -185,12 +185,14 @@ class _Worker:
         if self.job.compare:
             self._show(summary)
         self._sync_table()
+        self.table.close()  # Windows renames no open file
         (out / PART).replace(out / PREDICTIONS)
         self.folder.finish()
         error = "" if record.error is None else f", {record.error:.2f} % error"
+        guarded = f"; {self.adapter.guard}" if self.adapter.guard else ""
         self.console.print(
             f"{out}: {counted(self.clock.samples, 'image')} predicted, {counted(position.updates, 'update')}, "
-            f"{len(position.unreadable)} unreadable{error}",
+            f"{len(position.unreadable)} unreadable{error}{guarded}",
             markup=False,
         )
         reason = nothing_learned(self.adapter, position.updates)

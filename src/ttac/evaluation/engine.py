@@ -173,6 +173,7 @@ class StreamWalk:
             segments=domain_errors.by_segment() if domain_errors else [],
             losses=self._losses,
             measures=self._measures,
+            guard=adapter.guard.summary() if adapter.guard else {},
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -163,5 +162,16 @@ class PeakMemory:
             lines = Path("/proc/self/status").read_text().splitlines()
             return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
         except (OSError, StopIteration):
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-            return peak / (2**20 if sys.platform == "darwin" else 1024)
+            return _peak_elsewhere()
+
+
+def _peak_elsewhere() -> float:
+    """Give the most memory that the process has ever held, where there is no /proc, in MiB."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        import psutil
+
+        return float(psutil.Process().memory_info().peak_wset) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 1024)

@@ -55,6 +55,7 @@ class PreparedMethod:
         *,
         defaults: Mapping[str, Any] | None = None,
         protocol: Protocol | None = None,
+        guard: bool = False,
     ) -> None:
         method = find_method(spec.method)
         self.spec, self.model, self.protocol = spec, model, protocol
@@ -64,11 +65,13 @@ class PreparedMethod:
         informed = method.informed(given, by_kind(self._known))
         self._told = {name: value for name, value in informed.items() if name not in given}
         self.options |= self._told
+        self._asked_guard, self.guard = guard, guard and method.guardable
         self._needs_statistics = "statistics" in method.capabilities.needs
         self._bundled: SourceStatistics | None = None
         if isinstance(model, Bundle):
             allowed = protocol is None or protocol.source == "light"
-            if self._needs_statistics and model.statistics is not None and (allowed or model.statistics.source_free):
+            wanted = self._needs_statistics or self.guard
+            if wanted and model.statistics is not None and (allowed or model.statistics.source_free):
                 self._bundled = model.statistics
 
     def settings(self) -> dict[str, Any]:
@@ -80,6 +83,7 @@ class PreparedMethod:
             "preset": self.spec.preset,
             "options": dict(self.options),
             "device": str(self.model.classifier.device),
+            "guard": self.guard or None,  # None as in records that were made before there was one
         }
 
     def adapter(self, console: Console, keep: Path | None = None) -> Adapter:
@@ -92,11 +96,14 @@ class PreparedMethod:
         if self._told:
             named = ", ".join(f"{name} is {value}" for name, value in self._told.items())
             console.print(f"{named}, as the bundle was trained", markup=False)
+        if self._asked_guard and not self.guard:
+            console.print(f"no guard: {self.spec.method} has confidences of its own", markup=False)
         return self._adapter(self._statistics(console, keep))
 
     def _adapter(self, stats: SourceStatistics | None) -> Adapter:
         classifier, spec = self.model.classifier, self.spec
-        adapter = adapt(classifier, spec.method, stats=stats, knowledge=self._known, preset=spec.preset, **self.options)
+        given: dict[str, Any] = {"preset": spec.preset, "guard": self.guard, **self.options}
+        adapter = adapt(classifier, spec.method, stats=stats, knowledge=self._known, **given)
         if self.protocol is not None:
             check_protocol(adapter, self.protocol)
         return adapter
@@ -107,7 +114,7 @@ class PreparedMethod:
         if self.spec.stats is not None:
             return SourceStatistics.load(self.spec.stats, classifier)
         if not self._needs_statistics:
-            return None
+            return self._bundled  # for the guard
         if self._bundled is not None:
             how = (
                 "inferred from the head's weights (source-free)"
@@ -146,7 +153,7 @@ class PreparedRun:
         spec.stream.plan()  # what contradicts itself there is told before a model is loaded
         self.model = spec.model.load()
         seed = {"seed": spec.stream.seed}
-        self.method = PreparedMethod(spec.method, self.model, defaults=seed, protocol=self.protocol)
+        self.method = PreparedMethod(spec.method, self.model, defaults=seed, protocol=self.protocol, guard=spec.guard)
         self.stream = spec.stream.build(self.model.description)
         check_size(self.model.classifier, self.stream.image_shape[1:])
         adapted = {**self.method.settings(), **self.model.classifier.speed.settings()}

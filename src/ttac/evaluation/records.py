@@ -37,6 +37,7 @@ class Record:
     losses: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # (samples so far, weighted loss by name)
     measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)  # likewise, what updates have noticed
     comparison: dict[str, Any] | None = None  # of `ttac adapt`: what the frozen model, BN and this method say
+    guard: dict[str, Any] = field(default_factory=dict)  # its limits, what it did and how often; empty without one
     format: str = FORMAT
 
     def __repr__(self) -> str:

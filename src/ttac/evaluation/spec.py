@@ -115,6 +115,7 @@ class RunSpec(Checked):
     stream: StreamSpec
     protocol: str = setting("N-O-SF", "what is allowed")
     epochs: int | None = setting(None, "passes of the multi-pass protocols (default: 3)", least=1)
+    guard: bool = setting(False, "undo updates by which the model does worse than the source model")
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,7 @@ class AdaptJob(Checked):
     compare: bool = setting(True, "run neither the frozen model nor BN beside it, and write no comparison")
     checkpoint_every: float = setting(120.0, "seconds; 0: after every batch", least=0)
     log: tuple[str, ...] = log_setting()
+    guard: bool = setting(True, "keep every update, also those by which the model does worse than the source model")
 
     def check(self) -> None:
         """Refuse loggers that there are none of."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ttac.adaptation.adapter import Adapter
+from ttac.adaptation.guard import GuardOptions
 from ttac.adaptation.method import Method
 from ttac.common.imports import file_and_name, import_file
 from ttac.common.lookup import pick
@@ -85,12 +86,14 @@ def adapt(
     stats: SourceStatistics | None = None,
     knowledge: Iterable[Knowledge] = (),
     preset: str | None = None,
+    guard: bool | GuardOptions = False,
     **options: Any,
 ) -> Adapter:
     """Make an adapter of `method` around a copy of `classifier`; `options` override those of the `preset`.
 
     `method` is a name of `ttac methods`, `path/to/file.py:Class`, or a class. `stats` are statistics of the source, and
-    `knowledge` whatever else is known of it; both are used by methods that ask for them.
+    `knowledge` whatever else is known of it; both are used by methods that ask for them. With `guard`, updates by which
+    the model does worse than the source model are undone, see docs/deployment.md; `GuardOptions` has its limits.
 
     >>> import torch
     >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mean=0, std=1)
@@ -115,4 +118,7 @@ def adapt(
     # What protocols may forbid must not shape options unseen: records name what a method uses alone.
     free = {kind: one for kind, one in by_kind(given).items() if one.level == "free"}
     informed = found.informed({**chosen, **options}, free)
-    return Adapter(classifier, found, found.options_type(**informed), given)
+    if not isinstance(guard, bool | GuardOptions):
+        raise TypeError(f"guard must be True, False or GuardOptions, not {type(guard).__name__}")
+    limits = (GuardOptions() if guard else None) if isinstance(guard, bool) else guard
+    return Adapter(classifier, found, found.options_type(**informed), given, guard=limits)

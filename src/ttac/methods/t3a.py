@@ -140,6 +140,7 @@ class T3A(Method):
     )
     options_type = T3AOptions
     checked_with: ClassVar[Mapping[str, Any]] = {"keep": 2}
+    guardable = False  # cosines are no logits
 
     @property
     def exempt(self) -> dict[str, str]:

@@ -10,9 +10,9 @@ from functools import partial
 import torch
 from rich.console import Console
 
+from ttac.adaptation.guard import Guard, GuardOptions
 from ttac.model.weights import usable_device
 from ttac.serving.channels import Channels, Server
-from ttac.serving.guard import Guard, GuardOptions
 from ttac.serving.learner import Learner, LearnerSettings
 from ttac.serving.logs import write_logs
 from ttac.serving.prepare import INFERRED

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter, Step
+from ttac.adaptation.guard import Guard
 from ttac.serving.admin import Admin
 from ttac.serving.channels import Channels
-from ttac.serving.guard import Guard
 from ttac.serving.releases import Releases
 from ttac.serving.snapshot import RETRY, Snapshot, state_digest
 from ttac.serving.state_folder import StateFolder, lacks_memory

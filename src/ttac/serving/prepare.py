@@ -48,8 +48,8 @@ def prepare(job: ServeJob) -> Facts:
     StateFolder(job.state).check(identity)
     adapter = method.adapter(Console(soft_wrap=True), keep=job.state / INFERRED)
     layout = WeightsLayout.of(classifier.model)
-    first = layout.pack(adapter.adapted().model.state_dict())  # raises where the method's weights are not the model's
-    if job.guard and first != layout.pack(classifier.model.state_dict()):
+    layout.pack(adapter.adapted().model.state_dict())  # raises where the method's weights are not the model's
+    if job.guard and not adapter.method.guardable:
         raise ValueError(
             f"{adapter.capabilities.title} predicts with another head than the model's from the beginning, and the "
             "guard cannot compare the confidences of the two: add --no-guard"

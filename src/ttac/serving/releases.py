@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from ttac.adaptation.adapter import Adapter
-from ttac.serving.guard import Guard, GuardReport
+from ttac.adaptation.guard import Guard, GuardReport
 from ttac.serving.journal import Faults, Journal
 from ttac.serving.shared import Slots
 from ttac.serving.snapshot import RETRY, Tally

@@ -12,8 +12,8 @@ from guard_helpers import CLASSES, WIDTH, collected, mixed, network, parts, pict
 from torch import Tensor, nn
 
 from ttac import Classifier, SourceStatistics
+from ttac.adaptation.guard import LEAST, Guard, GuardOptions, GuardReport
 from ttac.adaptation.measures import information
-from ttac.serving.guard import LEAST, Guard, GuardOptions, GuardReport
 
 
 @pytest.fixture
@@ -26,9 +26,14 @@ def statistics(source: Classifier) -> SourceStatistics:
     return collected(source)
 
 
+def strict(source: Classifier, stats: SourceStatistics | None = None, **options: float) -> Guard:
+    """Make a guard that does not let a model learn from narrow streams, as that of the server."""
+    return Guard(source, stats, GuardOptions(**{"narrow": 0.6, **options}))  # type: ignore[arg-type]
+
+
 def watching(source: Classifier, stats: SourceStatistics | None, **options: float) -> Guard:
     """Make a guard that has seen a healthy stream."""
-    guard = Guard(source, stats, GuardOptions(**options))  # type: ignore[arg-type]
+    guard = strict(source, stats, **options)
     for chunk in pictures(mixed(256)).split(64):
         assert torch.equal(guard.admit(chunk), chunk)
     assert guard.refused is None
@@ -62,18 +67,18 @@ def test_one_class_is_not_learned_from_while_it_lasts(
 
 
 def test_a_stream_that_begins_narrow_is_refused_at_once(source: Classifier) -> None:
-    guard = Guard(source, None)
+    guard = strict(source)
     assert len(guard.admit(pictures(torch.zeros(LEAST, dtype=torch.int64)))) == 0
 
 
 def test_few_samples_tell_nothing(source: Classifier) -> None:
-    guard = Guard(source, None)
+    guard = strict(source)
     for image in pictures(torch.zeros(LEAST - 1, dtype=torch.int64)).split(1):
         assert len(guard.admit(image)) == 1
 
 
 def test_some_classes_of_many_are_no_poison(source: Classifier) -> None:
-    guard = Guard(source, None)
+    guard = strict(source)
     half = pictures(torch.arange(256) % (CLASSES // 2 + 1))
     assert sum(len(guard.admit(chunk)) for chunk in half.split(64)) == 256
 
@@ -82,9 +87,9 @@ def test_a_source_of_unequal_classes_expects_them(source: Classifier) -> None:
     """Nine in ten samples of one class are narrow, unless the source was like that."""
     labels = torch.where(torch.arange(600) % 10 == 0, mixed(600), 0)
     chunk = pictures(labels[:120], seed=1)
-    assert len(Guard(source, None).admit(chunk)) == 0
+    assert len(strict(source).admit(chunk)) == 0
     stats = SourceStatistics.collect(source, [(pictures(labels), labels)])
-    assert len(Guard(source, stats).admit(chunk)) == 120
+    assert len(strict(source, stats).admit(chunk)) == 120
 
 
 def test_images_of_one_colour_are_left_out(source: Classifier) -> None:
@@ -114,16 +119,16 @@ def test_a_stream_of_blank_images_is_said_to_be_one_also_where_they_come_one_by_
         assert guard.refused is None
 
 
-def test_the_rule_against_narrow_streams_can_be_switched_off(source: Classifier) -> None:
+def test_narrow_streams_are_learned_from_unless_asked_otherwise(source: Classifier) -> None:
     narrow = pictures(torch.full((256,), 2), seed=3).split(64)
-    guard = Guard(source, None, GuardOptions(narrow=0))
+    guard = Guard(source, None)
     assert [len(guard.admit(chunk)) for chunk in narrow] == [64] * 4
     assert guard.refused is None
     assert len(guard.admit(torch.zeros(64, 3, 2, 2))) == 0
-    strict = Guard(source, None)
+    wary = strict(source)
     for chunk in narrow:
-        strict.admit(chunk)
-    guard.load_state(strict.state())  # one that was strict before
+        wary.admit(chunk)
+    guard.load_state(wary.state())  # one that was strict before
     assert len(guard.admit(narrow[0])) == 64
 
 
@@ -132,7 +137,7 @@ def test_a_thousand_classes_seen_by_few_samples_are_not_narrow() -> None:
     source = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 48), nn.Linear(48, 1000)), "2", mean=[0.5] * 3).eval()
     with torch.no_grad():
         source.head.weight.mul_(50)
-    guard = Guard(source, None)
+    guard = strict(source)
     images = torch.rand(192, 3, 4, 4)
     for chunk in images.split(16):
         assert len(guard.admit(chunk)) == 16
@@ -209,7 +214,7 @@ def test_a_candidate_like_the_source_is_published(
 
 def test_a_model_that_follows_a_shift_is_published(source: Classifier, statistics: SourceStatistics) -> None:
     """Where the source model is lost, to differ from it is no fault."""
-    guard = Guard(source, statistics)
+    guard = strict(source, statistics)
     labels = mixed(256)
     shifted = pictures(labels).flatten(1).roll(CLASSES, 1).reshape(-1, 3, 2, 2)  # other pixels are lit
     for chunk in shifted.split(64):
@@ -226,7 +231,7 @@ def test_numbers_that_are_not_finite_are_undone_at_once(source: Classifier) -> N
     broken = source.copy()
     with torch.no_grad():
         parts(broken)[0].weight[0, 0] = torch.nan
-    assert Guard(source, None).check(broken).action == "reset"  # nothing but the source was ever published
+    assert strict(source).check(broken).action == "reset"  # nothing but the source was ever published
     guard = watching(source, None)
     assert settled(guard, source) == "publish"
     report = guard.check(broken)
@@ -239,7 +244,7 @@ def test_numbers_that_are_not_finite_are_undone_at_once(source: Classifier) -> N
 
 
 def test_a_candidate_of_few_samples_waits_for_more(source: Classifier) -> None:
-    guard = Guard(source, None)
+    guard = strict(source)
     assert guard.check(source).action == "wait"
     images = pictures(mixed(LEAST))
     guard.admit(images[1:])
@@ -348,7 +353,7 @@ def test_a_guard_goes_on_from_its_state(source: Classifier, statistics: SourceSt
     file = io.BytesIO()
     torch.save(guard.state(), file)
     file.seek(0)
-    other = Guard(network(), statistics)
+    other = strict(network(), statistics)
     other.load_state(torch.load(file, weights_only=True))
     assert (other.refused, other.refusals) == (guard.refused, guard.refusals) != (None, 0)
     for seed in range(3):
@@ -359,7 +364,7 @@ def test_a_guard_goes_on_from_its_state(source: Classifier, statistics: SourceSt
 
 def test_the_state_of_a_new_guard_is_one_too(source: Classifier) -> None:
     guard = watching(source, None)
-    guard.load_state(Guard(source, None).state())
+    guard.load_state(strict(source).state())
     assert guard.check(source).measures == {}
 
 
@@ -368,7 +373,7 @@ def test_a_state_of_another_model_is_refused(source: Classifier) -> None:
     state = guard.state()
     state["_probes"] = {**state["_probes"], "logits": torch.zeros(256, CLASSES + 1)}
     with pytest.raises(ValueError, match="another model"):
-        Guard(source, None).load_state(state)
+        strict(source).load_state(state)
 
 
 @pytest.mark.parametrize(
