@@ -86,9 +86,7 @@ class Adapter(Stateful):
         known = known_of(classifier, knowledge)
         self._check_knowledge(known)
         self.brings = tuple(known)  # kinds, also those that the method leaves unused
-        kinds = dict.fromkeys((*self.uses, "statistics") if guard else self.uses)  # guards know the source as well
-        self.knowledge = {kind: known[kind] for kind in kinds if kind in known}
-        self._prints = {kind: one.fingerprint() for kind, one in self.knowledge.items()}
+        self.knowledge = {kind: known[kind] for kind in self.uses}
         self.classifier = classifier.copy().eval()
         if not any(kind.endswith(" branch") for kind in self.uses):
             self.classifier.branch = None  # a plain classifier to a method that does not say it uses one
@@ -108,7 +106,8 @@ class Adapter(Stateful):
         memory, norms, steps, answers = made.memory(), made.norms(), made.steps(self.parameters), made.answers()
         self.declare(memory=lambda: memory, norms=lambda: norms, steps=lambda: steps, answers=lambda: answers)
         self.declare(method=lambda: made)  # last, as it knows the others
-        self.guard = None if guard is None else self._guarded_by(guard, classifier)
+        self.guard = None if guard is None else self._guarded_by(guard, classifier, known)
+        self._prints = {kind: one.fingerprint() for kind, one in self.knowledge.items()}
 
     def _check_knowledge(self, known: Mapping[str, Knowledge]) -> None:
         for kind in self.uses:
@@ -119,13 +118,19 @@ class Adapter(Stateful):
                     f"given {given}: {how_to_get(kind)}"
                 )
 
-    def _guarded_by(self, options: GuardOptions, source: Classifier) -> StreamGuard | None:
+    def _guarded_by(
+        self, options: GuardOptions, source: Classifier, known: Mapping[str, Knowledge]
+    ) -> StreamGuard | None:
         """Make the guard, which sees the source model as it came; None for a method that learns nothing."""
         if not self.method.guardable:
             raise ValueError(f"{self.capabilities.title} has confidences of its own, which a guard cannot compare")
         if self.reduction.ranks > 1:
             raise ValueError("a guard judges what one process learns, and cannot be used on several ranks")
-        return None if self.memory is None else StreamGuard(source, self.stats, options)
+        if self.memory is None:
+            return None
+        if "statistics" in known:  # used from now on, which protocols and records go by
+            self.knowledge["statistics"] = known["statistics"]
+        return StreamGuard(source, self.stats, options)
 
     def __repr__(self) -> str:
         knowledge = f", {', '.join(self.uses)}" if self.uses else ""

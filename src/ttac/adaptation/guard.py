@@ -39,7 +39,7 @@ class GuardOptions(Checked):
 
     The limits lie between what was measured of a ResNet-20 of 10 classes (docs/deployment.md). Of 128 samples it sees
     4.6 to 10 classes under all corruptions of severity 5, and 1 to 3 in noise, one class, one colour or one image; 0.6
-    are 3.9 classes.
+    are 3.9 classes. A source model that a shift confuses may see one class as well, so `narrow` has to be asked for.
     TTAC++ that adapts, also from a corruption back to clean images, is at most 1.2 times as far from the anchors as the
     source model and tells at least 0.93 times as much; on clean images after noise it is 1.7 times as far.
     """

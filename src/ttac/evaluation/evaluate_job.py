@@ -26,4 +26,5 @@ def run_evaluate(job: EvaluateJob, console: Console) -> None:
     for domain, found in record.domain_error.items():  # before they are saved, as a disk may be full
         console.print(f"{domain}: {found['error']:.2f} % error of {found['samples']} samples", markup=False)
     record.save(job.out)
-    console.print(f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {title}", markup=False)
+    guarded = f"; {adapter.guard}" if adapter.guard else ""
+    console.print(f"{job.out}: {record.error:.2f} % error of {record.samples} samples, {title}{guarded}", markup=False)
