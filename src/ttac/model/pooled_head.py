@@ -13,6 +13,7 @@ class PooledHead:
 
     It has what methods use of `nn.Linear`; `weight` shares its memory with the convolution's.
 
+    >>> import torch
     >>> head = PooledHead(nn.Conv2d(8, 3, 1))
     >>> head(torch.rand(2, 8)).shape, head.weight.shape
     (torch.Size([2, 3]), torch.Size([3, 8]))
