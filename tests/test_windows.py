@@ -55,7 +55,11 @@ def test_a_folder_is_adapted_to_and_other_processes_are_kept_out(tmp_path: Path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         network = ResNet(8, 4, width=4)
-    save_model(tmp_path / "model.safetensors", network, ModelDescription("resnet8", 4, size=(16, 16)))
+    save_model(
+        tmp_path / "model.safetensors",
+        network,
+        ModelDescription("resnet8", 4, mean=(0.0,) * 3, std=(1.0,) * 3, size=(16, 16)),
+    )
     (tmp_path / "images").mkdir()
     for number in range(10):
         Image.effect_noise((16, 16), 50 + number).convert("RGB").save(tmp_path / f"images/{number}.png")
@@ -63,7 +67,7 @@ def test_a_folder_is_adapted_to_and_other_processes_are_kept_out(tmp_path: Path)
     code = "from ttac.cli import main; sys.exit(main(sys.argv[1:]))"
     done = run(code, *words, "--out", "out", folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "10 images predicted, 2 updates" in done.stdout
+    assert "10 images predicted, 3 updates" in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name != ".lock") == [
         "adapted.safetensors", "predictions.csv", "record.json",
     ]  # fmt: skip

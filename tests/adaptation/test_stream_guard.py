@@ -42,7 +42,7 @@ def source() -> Classifier:
         head.bias.zero_()
         model = nn.Sequential(nn.Flatten(), layer, norm, head).train()
         model(hard(mixed(600, seed=9), seed=9))
-    return Classifier(model, head="3").eval()
+    return Classifier(model, head="3", mean=0, std=1).eval()
 
 
 LABELS = mixed(10 * WINDOW, seed=1)
@@ -264,7 +264,7 @@ class Averaged(nn.Module):
 
 def test_a_model_without_a_linear_head_is_guarded_by_its_logits() -> None:
     torch.manual_seed(0)
-    classifier = Classifier(Averaged().eval())
+    classifier = Classifier(Averaged().eval(), mean=0, std=1)
     assert not classifier.has_linear_head
     adapter = adapt(classifier, "bn", guard=True, window=WINDOW)
     adapter(IMAGES[:WINDOW])

@@ -51,7 +51,11 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("world")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        save_model(folder / "model.safetensors", ResNet(8, 2, width=4), ModelDescription("resnet8", 2, size=(32, 32)))
+        save_model(
+            folder / "model.safetensors",
+            ResNet(8, 2, width=4),
+            ModelDescription("resnet8", 2, mean=(0.0,) * 3, std=(1.0,) * 3, size=(32, 32)),
+        )
     pixels = np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8)
     for name in ("images/0", "images/1", "arrays"):
         (folder / name).mkdir(parents=True)

@@ -77,7 +77,7 @@ class StreamGuard(Stateful):
 
         >>> import torch
         >>> from ttac.model.classifier import Classifier
-        >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)))
+        >>> clf = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(12, 2)), mean=0, std=1)
         >>> str(StreamGuard(clf, None, GuardOptions()))
         'the guard let everything pass'
         """
