@@ -69,7 +69,7 @@ def test_a_folder_is_adapted_to_and_other_processes_are_kept_out(tmp_path: Path)
     assert done.returncode == 0, done.stderr
     assert "10 images predicted, 3 updates" in done.stdout
     assert sorted(path.name for path in (tmp_path / "out").iterdir() if path.name != ".lock") == [
-        "adapted.safetensors", "predictions.csv", "record.json",
+        "adapted.safetensors", "comparison.html", "predictions.csv", "record.json",
     ]  # fmt: skip
 
     held = """
