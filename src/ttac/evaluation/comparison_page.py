@@ -26,8 +26,8 @@ SIDE = 160  # pixels of a thumbnail
 EXACT = 64  # pixels up to which an image is kept as it is
 WIDEST = 16  # characters of a column in the terminal
 ADVICE = {
-    False: "None of these numbers needs labels, and none is an error. Good signs: the distance to the anchors falls, "
-    "confidence rises, and as many classes are in use as you expect. A bad one: few classes are left, and one grows.",
+    False: "None of these numbers needs labels, and none is an error. A bad sign is that few classes are in use, fewer "
+    "than you expect in the images. Confidence is no proof: a model that takes all images for one class is sure too.",
     True: "The error is by the labels that were given. All other numbers need none.",
 }
 Name = Callable[[int], str]
