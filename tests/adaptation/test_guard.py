@@ -134,7 +134,9 @@ def test_narrow_streams_are_learned_from_unless_asked_otherwise(source: Classifi
 
 def test_a_thousand_classes_seen_by_few_samples_are_not_narrow() -> None:
     torch.manual_seed(0)
-    source = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(48, 48), nn.Linear(48, 1000)), "2", mean=0.5, std=1).eval()
+    source = Classifier(
+        nn.Sequential(nn.Flatten(), nn.Linear(48, 48), nn.Linear(48, 1000)), "2", mean=0.5, std=1
+    ).eval()
     with torch.no_grad():
         source.head.weight.mul_(50)
     guard = strict(source)

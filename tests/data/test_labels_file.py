@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ttac.common.cells import csv_line
 from ttac.data.labels_file import read_labels
 
 FILES = ["a.png", "sub/b.png"]
@@ -67,3 +68,10 @@ def test_a_name_of_two_classes_says_nothing(tmp_path: Path) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no labels file"):
         read_labels(tmp_path / "labels.csv", FILES, 3, None)
+
+
+def test_names_are_read_as_predictions_are_written(tmp_path: Path) -> None:
+    names = ["=1+1.png", "'=1.png", "-cat.png"]
+    path = tmp_path / "labels.csv"
+    path.write_text(csv_line("file", "label") + "".join(csv_line(name, "@dog") for name in names))
+    assert read_labels(path, names, 2, ["cat", "@dog"]) == dict.fromkeys(names, 1)

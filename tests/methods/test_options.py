@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import ttac
 from ttac import Classifier, SourceStatistics, checks
+from ttac.adaptation.adapter import Adapter
 from ttac.adaptation.method import Batch
 from ttac.adaptation.normalisation import FollowingNorms
 from ttac.adaptation.step import GradientSteps
@@ -181,7 +182,7 @@ def test_strong_views_apart_come_when_the_activations_of_the_weak_ones_are_gone(
     monkeypatch.setattr(
         Batch,
         "strong",
-        lambda batch, level: (orders.append(classifier_has_gradients(adapter)), strong(batch, level))[1],
+        lambda batch, *rest: (orders.append(classifier_has_gradients(adapter)), strong(batch, *rest))[1],
     )
     adapter(torch.rand(4, 3, 16, 16))
     assert orders == [True]
@@ -189,3 +190,18 @@ def test_strong_views_apart_come_when_the_activations_of_the_weak_ones_are_gone(
 
 def classifier_has_gradients(adapter: Any) -> bool:
     return any(value.grad is not None for value in adapter.classifier.parameters())
+
+
+def test_so_many_images_of_a_minibatch_have_strong_views(monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = Classifier(ResNet(8, 4, width=4), mean=0, std=1)
+    stats = SourceStatistics.infer(classifier)
+    sizes: list[int] = []
+    view = Adapter.view
+    monkeypatch.setattr(Adapter, "view", lambda adapter, images: (sizes.append(len(images)), view(adapter, images))[1])
+    for given, counts in ({"strong_views": 3}, [11]), ({"strong_views": None}, [16]), ({}, [16]):
+        adapter = ttac.adapt(
+            classifier, "ttac++", stats=stats, window=8, queue=0, passes=1, agreement=0.0, floor=False, **given
+        )
+        sizes.clear()
+        adapter(torch.rand(8, 3, 16, 16))
+        assert sizes[:1] == counts

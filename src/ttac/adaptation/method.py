@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -85,8 +84,8 @@ class Batch:
         self._weak = self.weakened()
         return self.forward(self._weak)
 
-    def pair(self, strength: float = 1.0, *, share: float = 1.0, follow_both: bool = False) -> tuple[View, View]:
-        """Run weak views and strong ones of the first `share` of them in one batch: normalised together.
+    def pair(self, strength: float = 1.0, *, count: int | None = None, follow_both: bool = False) -> tuple[View, View]:
+        """Run weak views and strong ones of the first `count` of them in one batch: normalised together.
 
         The stored batch-norm statistics follow with `follow_both`, as the authors' do, and else have to be taken of the
         images afterwards. Those of the weak rows within the joint pass would be wrong from the second layer on: what
@@ -94,7 +93,7 @@ class Batch:
         """
         norms, size = self._adapter.norms, len(self)
         self._weak = self.weakened()
-        views = torch.cat([self._weak, self.strengthened(strength, share)])
+        views = torch.cat([self._weak, self.strengthened(strength, count)])
         with norms.following(size) if follow_both else norms.apart():
             both = self._adapter.view(views)
         self.logits = both.logits[:size]
@@ -106,20 +105,20 @@ class Batch:
         with torch.no_grad():
             return self._adapter.view(self._weak).posterior
 
-    def strong(self, strength: float = 1.0, share: float = 1.0) -> View:
-        """Run strong views of the first `share` of the images, normalised apart."""
-        return self.apart(self.strengthened(strength, share))
+    def strong(self, strength: float = 1.0, count: int | None = None) -> View:
+        """Run strong views of the first `count` of the images, normalised apart."""
+        return self.apart(self.strengthened(strength, count))
 
     def weakened(self) -> Tensor:
         """Draw weak views of the images."""
         adapter, options = self._adapter, self._adapter.options
         return adapter.classifier.input.weak(self.images, adapter.generator, flip=options.flip, crop=options.crop)
 
-    def strengthened(self, strength: float = 1.0, share: float = 1.0) -> Tensor:
-        """Draw strong views of the first `share` of the images, at a `strength` of 0 mirrored and shifted ones."""
+    def strengthened(self, strength: float = 1.0, count: int | None = None) -> Tensor:
+        """Draw strong views of the first `count` images (None: all), at a `strength` of 0 mirrored and shifted ones."""
         adapter, options = self._adapter, self._adapter.options
         return adapter.classifier.input.strong(
-            self.images[: math.ceil(share * len(self))],
+            self.images[:count],
             adapter.generator,
             flip=options.flip,
             kind=options.strong,

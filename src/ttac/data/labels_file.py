@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ttac.common.cells import original
 from ttac.common.lookup import some
 
 
@@ -41,14 +42,14 @@ def read_labels(path: Path, files: Sequence[str], num_classes: int, classes: Seq
 
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line, file and label of each row; names of files need not be UTF-8, and Excel writes a mark first."""
+    """Yield line, file and label of each row, as `csv_line` writes them; names need not be UTF-8, Excel writes a mark."""
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         table = csv.DictReader(file)
         try:
             if not {"file", "label"} <= set(table.fieldnames or ()):
                 raise ValueError(f"{path} must begin with the line file,label")
             for row in table:
-                yield table.line_num, row["file"], (row["label"] or "").strip()
+                yield table.line_num, original(row["file"] or ""), original((row["label"] or "").strip())
         except csv.Error as error:
             raise ValueError(f"{path}, line {table.line_num} is no CSV: {error}") from error
 

@@ -35,7 +35,7 @@ class TTACPlusPlusOptions(TTACOptions):
         least=0,
         most=1,
     )
-    strong_share: float = setting(0.25, "of a minibatch that has strong views", above=0, most=1)
+    strong_views: int | None = setting(64, "images of a minibatch that have strong views; None: all", least=1)
     views: Literal["joint", "joint-both", "apart"] = setting(
         "joint", "in one batch, in one that the stored statistics follow with strong views and all, or in two"
     )
@@ -83,7 +83,7 @@ class TTACPlusPlus(TTAC):
         | {
             name: {
                 **preset, "self_train_weight": 20 * preset["class_weight"], "tau_st": 0.95, "views": "joint-both",
-                "strong": "fixmatch", "strong_share": 1.0, "operations": 2, "magnitude": None, "agreement": 0.0,
+                "strong": "fixmatch", "strong_views": None, "operations": 2, "magnitude": None, "agreement": 0.0,
             }
             for name, preset in PAPER.items()
         }
@@ -148,7 +148,7 @@ class TTACPlusPlus(TTAC):
         if not options.self_train_weight or not options.views.startswith("joint"):
             return super().look(batch)
         both = options.views == "joint-both"
-        return batch.pair(self.strength.level, share=self._share(), follow_both=both)
+        return batch.pair(self.strength.level, count=self._count(), follow_both=both)
 
     def further_losses(self, batch: Batch, weak: View, strong: View | None) -> dict[str, Loss]:
         options = self.adapter.options
@@ -162,13 +162,13 @@ class TTACPlusPlus(TTAC):
         further = contrast(self, weak, strong) if options.contrastive_weight else {}
         return {"self_train": self._self_train(batch, strong, posterior), **further}
 
-    def _share(self) -> float:
-        """Give the share of a minibatch that has strong views: all where the branch contrasts them."""
+    def _count(self) -> int | None:
+        """Say how many images have strong views: all where the branch contrasts them."""
         options = self.adapter.options
-        return 1.0 if options.contrastive_weight else options.strong_share
+        return None if options.contrastive_weight else options.strong_views
 
     def _strong(self, batch: Batch) -> View:
-        return batch.strong(self.strength.level, self._share())
+        return batch.strong(self.strength.level, self._count())
 
     def _self_train(self, batch: Batch, strong: View, posterior: Tensor) -> Tensor:
         options = self.adapter.options
