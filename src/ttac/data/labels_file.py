@@ -42,8 +42,8 @@ def read_labels(path: Path, files: Sequence[str], num_classes: int, classes: Seq
 
 
 def _rows(path: Path) -> Iterator[tuple[int, str, str]]:
-    """Yield line, file and label of each row, as `csv_line` writes them; names need not be UTF-8, Excel writes a mark."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    """Yield line, file and label of each row, as `csv_line` writes them; names need not be UTF-8."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:  # Excel writes a mark first
         table = csv.DictReader(file)
         try:
             if not {"file", "label"} <= set(table.fieldnames or ()):
