@@ -106,3 +106,23 @@ def test_without_source_data_depths_compare_what_enters_batch_norm(source: tuple
         plain(images)
     adapter(images)
     assert float(adapter.last_step.losses["depths"]) == pytest.approx(20 * sum(found) / len(found), rel=1e-3)
+
+
+def test_batch_norm_that_no_weight_moves_or_no_pass_runs_is_left_out() -> None:
+    class First(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.unused = torch.nn.BatchNorm2d(3), torch.nn.BatchNorm2d(5)
+            self.rest = ResNet(8, 4, width=4)
+            self.fc, self.rest.fc = self.rest.fc, torch.nn.Identity()
+
+        def forward(self, images: Tensor) -> Tensor:
+            return self.fc(self.rest(self.norm(images)))
+
+    classifier = Classifier(First(), mean=0, std=1)
+    adapter = ttac.adapt(
+        classifier, "ttac++", stats=SourceStatistics.infer(classifier), preset="deep", window=8, queue=0, passes=1
+    )
+    assert adapter(torch.rand(8, 3, 16, 16)).isfinite().all()
+    assert adapter.counters()["steps"] == 1
+    assert float(adapter.last_step.losses["depths"]) > 0

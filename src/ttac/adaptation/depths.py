@@ -49,13 +49,19 @@ class DepthAlignment:
         self._scarcity = 1.0  # the factor that smaller minibatches, such as the end of a stream, put on floors
 
     def pull(self, outputs: Mapping[str, Tensor], samples: int, weight: float) -> Surrogate:
-        """Give what draws the first `samples` rows of each depth's output to its anchors, weighted."""
-        share = weight / len(self.anchors)
+        """Give what draws the first `samples` rows of each depth's output to its anchors, weighted.
+
+        Depths that the pass has not run, such as auxiliary heads, and those that no weight moves are left out.
+        """
+        names = [name for name in self.anchors if name in outputs and outputs[name].requires_grad]
+        if not names:
+            return Surrogate((), (), lambda: torch.zeros(()))
+        share = weight / len(names)
         self._scarcity = max(1.0, self._window / samples)
         with torch.no_grad():
-            found = [self._differentiate(name, outputs[name].detach(), samples, share) for name in self.anchors]
+            found = [self._differentiate(name, outputs[name].detach(), samples, share) for name in names]
         excesses, gradients = zip(*found, strict=True)
-        tensors = tuple(outputs[name] for name in self.anchors)
+        tensors = tuple(outputs[name] for name in names)
         return Surrogate(tensors, gradients, lambda: weight * torch.stack(excesses).mean())
 
     def _differentiate(self, name: str, output: Tensor, samples: int, weight: float) -> tuple[Tensor, Tensor]:

@@ -66,7 +66,7 @@ class SourceShift:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.distance = float(torch.stack(found).median())
+        self.distance = float(torch.stack(found).median()) if found else math.nan
 
     def _distance(self, name: str, entering: Tensor) -> Tensor:
         """Compute how far what is `entering` a layer `[N, C, ...]` is from the source, in units of noise: `[]`."""
