@@ -198,7 +198,7 @@ def test_all_threads_of_the_adapter_give_way(tmp_path: Path) -> None:
             return len(niceness_of_those_that_work()) > 1
 
         server.wait_until(several_work)
-        assert set(niceness_of_those_that_work()) == {GIVE_WAY}
+        assert set(niceness_of_those_that_work()) == {min(19, os.nice(0) + GIVE_WAY)}  # below whoever runs the tests
 
 
 def test_who_comes_while_it_ends_is_refused_at_once(model: Path, tmp_path: Path) -> None:
